@@ -70,9 +70,7 @@ class EvaluationSection(_Section):
     """`[evaluation]`: which tasks `orchard eval` plays, and what is measured between training stages."""
 
     split: str = "heldout"
-    tasks: int | None = Field(
-        default=None, ge=1, description="how many tasks; all of a finite split by default"
-    )
+    tasks: int | None = Field(default=None, ge=1, description="how many tasks; all of a finite split by default")
     attempts: int = Field(default=1, ge=1, description="episodes per task")
     temperature: float | None = Field(default=None, ge=0, description="instead of sampling.temperature")
     solved_at: float = Field(default=1.0, description="a reward of at least this counts as success")
@@ -204,16 +202,11 @@ class RunConfig:
             "name": self.name,
             "seed": self.seed,
             "output": str(self.output),
-            **{
-                key: value.model_dump(mode="json", exclude_none=True)
-                for key, value in sections.items()
-                if value
-            },
+            **{key: value.model_dump(mode="json", exclude_none=True) for key, value in sections.items() if value},
             **{key: choice.to_dict() for key, choice in choices.items() if choice is not None},
             "policies": {name: choice.to_dict() for name, choice in self.policies.items()},
             "rewards": [
-                {"as": reward.label, "weight": reward.weight, **reward.plugin.to_dict()}
-                for reward in self.rewards
+                {"as": reward.label, "weight": reward.weight, **reward.plugin.to_dict()} for reward in self.rewards
             ],
             "stages": [stage.model_dump(mode="json", exclude_none=True) for stage in self.stages],
         }
@@ -228,9 +221,7 @@ def load_run(path: Path, registry: Registry, *, overrides: Iterable[str] = ()) -
     try:
         text = path.read_text("utf-8")
     except OSError as error:
-        raise ConfigError(
-            f"can't read the run file {path}: {error.strerror}", hint="orchard init makes one"
-        ) from None
+        raise ConfigError(f"can't read the run file {path}: {error.strerror}", hint="orchard init makes one") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text: {error}") from None
     try:
@@ -307,9 +298,7 @@ def check_run(
         "advantage": choose("advantage", "advantage", file.advantage) if trains else None,
         "weight_store": choose("weight_store", "weight_store", file.weight_store) if trains else None,
     }
-    policies = {
-        name: choose("policy_server", f"policies.{name}", table) for name, table in file.policies.items()
-    }
+    policies = {name: choose("policy_server", f"policies.{name}", table) for name, table in file.policies.items()}
     rewards = [_reward(number, table, choose, problems) for number, table in enumerate(file.rewards)]
     problems += _contradictions(file)
     if problems:
@@ -374,8 +363,7 @@ def _contradictions(file: _RunFile) -> list[str]:
     problems = []
     names = [stage.name for stage in file.stages]
     problems += [
-        f"stages: the name {name!r} is used twice"
-        for name in sorted({n for n in names if names.count(n) > 1})
+        f"stages: the name {name!r} is used twice" for name in sorted({n for n in names if names.count(n) > 1})
     ]
     distilled: set[str] = set()
     for number, stage in enumerate(file.stages):

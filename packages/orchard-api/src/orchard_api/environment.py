@@ -38,18 +38,14 @@ class Capabilities:
         if spec.image is not None and not self.images:
             problems.append(f"an image ({spec.image!r}); this backend only has its default")
         if spec.network.mode not in self.networks:
-            problems.append(
-                f"network mode {spec.network.mode!r}; enforced here: {', '.join(sorted(self.networks))}"
-            )
+            problems.append(f"network mode {spec.network.mode!r}; enforced here: {', '.join(sorted(self.networks))}")
         for name in ("cpus", "memory_mb", "disk_mb", "pids"):
             if getattr(spec.resources, name) is not None and name not in self.limits:
                 problems.append(f"a limit on {name}, which this backend does not enforce")
         if spec.resources.gpus and "gpus" not in self.limits:
             problems.append(f"{spec.resources.gpus} GPU(s)")
         if spec.architecture is not None and spec.architecture not in self.architectures:
-            problems.append(
-                f"architecture {spec.architecture}; here: {', '.join(sorted(self.architectures))}"
-            )
+            problems.append(f"architecture {spec.architecture}; here: {', '.join(sorted(self.architectures))}")
         if spec.user is not None and not self.users:
             problems.append(f"commands run as user {spec.user!r}")
         return problems

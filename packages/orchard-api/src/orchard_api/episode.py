@@ -14,9 +14,7 @@ from orchard_api.trajectory import Trajectory
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
-Outcome = Literal[
-    "submitted", "stopped", "turn_limit", "token_limit", "context_overflow", "timeout", "failed"
-]
+Outcome = Literal["submitted", "stopped", "turn_limit", "token_limit", "context_overflow", "timeout", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

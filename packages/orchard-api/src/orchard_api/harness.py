@@ -15,9 +15,7 @@ from orchard_api.task import Task
 class Harness(Protocol):
     """Drives a policy at a task in a sandbox. Built from its config; one object serves all episodes at once."""
 
-    async def run(
-        self, task: Task, sandbox: Sandbox, policies: Mapping[str, PolicyEndpoint]
-    ) -> HarnessResult:
+    async def run(self, task: Task, sandbox: Sandbox, policies: Mapping[str, PolicyEndpoint]) -> HarnessResult:
         """Play one episode and return what was recorded, also when something broke.
 
         It keeps to `task.agent_timeout_s` itself (outcome `timeout`) and turns errors into

@@ -124,9 +124,7 @@ class Message:
         calls = []
         for call in value.get("tool_calls") or ():
             function = call["function"]
-            calls.append(
-                ToolCall(id=str(call.get("id", "")), name=function["name"], arguments=function["arguments"])
-            )
+            calls.append(ToolCall(id=str(call.get("id", "")), name=function["name"], arguments=function["arguments"]))
         reasoning = value.get("reasoning_content", value.get("reasoning"))
         return cls(
             role=role,

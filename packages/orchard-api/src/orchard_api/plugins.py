@@ -32,9 +32,7 @@ class PluginHost:
         self._hooks = pluggy.PluginManager("orchard")
         self._hooks.add_hookspecs(hookspecs)
         disabled = set(disabled)
-        for point in sorted(
-            entry_points(group=ENTRY_POINT_GROUP) if found is None else found, key=lambda p: p.name
-        ):
+        for point in sorted(entry_points(group=ENTRY_POINT_GROUP) if found is None else found, key=lambda p: p.name):
             if point.name in disabled:
                 self.registry.disabled.append(point.name)
                 continue

@@ -157,9 +157,7 @@ class Registry:
         for reference in (entry.target, entry.config or "module:Model"):
             module, separator, name = reference.partition(":")
             if not (module and separator and name):
-                raise PluginError(
-                    f"{entry.kind} {entry.name!r}: {reference!r} is not of the form 'module:Class'"
-                )
+                raise PluginError(f"{entry.kind} {entry.name!r}: {reference!r} is not of the form 'module:Class'")
         key = (entry.kind, entry.name)
         other = self._entries.get(key)
         if other is not None:
@@ -206,12 +204,8 @@ class Registry:
         if near and near[0] != name:
             text += f"; did you mean {near[0]!r}?"
         text += f" Installed: {', '.join(installed) or 'none'}."
-        wanted = package or (
-            KNOWN_PACKAGES.get((kind, near[0])) if near and near[0] not in installed else None
-        )
-        return UnknownPluginError(
-            text, hint=f"pip install {wanted}" if wanted else "orchard plugins lists all"
-        )
+        wanted = package or (KNOWN_PACKAGES.get((kind, near[0])) if near and near[0] not in installed else None)
+        return UnknownPluginError(text, hint=f"pip install {wanted}" if wanted else "orchard plugins lists all")
 
     def _direct(self, kind: str, name: str, base: Path | None) -> Registration:
         path, _, attribute = name.rpartition(":")

@@ -224,9 +224,7 @@ class Sandbox(Protocol):
         """
         ...
 
-    async def read_file(
-        self, path: str, *, offset: int = 0, length: int | None = None, limit: int = 64 << 20
-    ) -> bytes:
+    async def read_file(self, path: str, *, offset: int = 0, length: int | None = None, limit: int = 64 << 20) -> bytes:
         """Read a regular file, or `length` bytes of it from `offset`.
 
         Raises:

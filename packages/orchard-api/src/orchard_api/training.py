@@ -54,9 +54,7 @@ class Row:
         length = len(self.ids)
         for name in ("mask", "rl", "ce", "ref_kl", "logprobs", "versions"):
             if len(getattr(self, name)) != length:
-                raise ValueError(
-                    f"row {self.episode_id!r}: {length} ids but {len(getattr(self, name))} {name}"
-                )
+                raise ValueError(f"row {self.episode_id!r}: {length} ids but {len(getattr(self, name))} {name}")
         if not any(self.mask) or all(self.mask):
             raise ValueError(f"row {self.episode_id!r}: the mask covers all tokens or none")
         for position, weight in enumerate(self.rl):
