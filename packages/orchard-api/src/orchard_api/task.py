@@ -25,7 +25,8 @@ class Check:
         target: absolute path inside to make the folder at; None for a fresh random one.
         timeout_s: limit of the whole check, sandbox creation not included.
         env: environment; `${NAME}` and `${NAME:-default}` are filled from the host before anything starts.
-        verdict: `exit_code`: 0 scores 1, anything else 0. `reward_file`: as Harbor's `/logs/verifier/reward.{json,txt}`.
+        verdict: `exit_code`: 0 scores 1, anything else 0. `reward_file`: as Harbor does, from
+            `/logs/verifier/reward.json`, else `reward.txt`.
     """
 
     command: str
