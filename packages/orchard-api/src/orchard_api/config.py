@@ -14,6 +14,15 @@ from orchard_api.errors import ConfigError, PluginError
 from orchard_api.registry import Registry
 
 SELECTORS = {"environment": "backend", "policy_server": "server", "rollout": "engine"}
+DEFAULTS = {
+    "environment": "local",
+    "harness": "react",
+    "expert": "scripted",
+    "rollout": "asyncio",
+    "advantage": "grpo",
+    "weight_store": "memory",
+}
+"""What a section selects when it names no plugin, by the section's name."""
 
 
 def selector(kind: str) -> str:
@@ -136,15 +145,15 @@ class _RunFile(_Section):
     evaluation: EvaluationSection = EvaluationSection()
     stages: tuple[Stage, ...] = ()
     tasks: dict[str, Any]
-    environment: dict[str, Any] = Field(default_factory=lambda: {"backend": "local"})
-    harness: dict[str, Any] = Field(default_factory=lambda: {"name": "react"})
-    expert: dict[str, Any] = Field(default_factory=lambda: {"name": "scripted"})
+    environment: dict[str, Any] = Field(default_factory=dict)
+    harness: dict[str, Any] = Field(default_factory=dict)
+    expert: dict[str, Any] = Field(default_factory=dict)
     rewards: tuple[dict[str, Any], ...] = Field(default=({"name": "command"},), min_length=1)
     policies: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    rollout: dict[str, Any] = Field(default_factory=lambda: {"engine": "asyncio"})
+    rollout: dict[str, Any] = Field(default_factory=dict)
     trainer: dict[str, Any] | None = None
-    advantage: dict[str, Any] = Field(default_factory=lambda: {"name": "grpo"})
-    weight_store: dict[str, Any] = Field(default_factory=lambda: {"name": "memory"})
+    advantage: dict[str, Any] = Field(default_factory=dict)
+    weight_store: dict[str, Any] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -334,9 +343,9 @@ def choose_plugin(
     """
     options = dict(section)
     key = selector(kind)
-    name = options.pop(key, None)
+    name = options.pop(key, DEFAULTS.get(path))
     if not isinstance(name, str):
-        problems.append(f"{path}.{key}: expected the name of a {kind} plugin, got {name!r}")
+        problems.append(f"{path}.{key}: expected the name of a plugin of kind {kind}, got {name!r}")
         return None
     model = registry.get(kind, name, base=base).config_model()
     try:
