@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Literal
 
 from orchard_api.errors import Failure
 from orchard_api.sandbox import Sandbox
 from orchard_api.task import Task
 from orchard_api.trajectory import Trajectory
-
-_EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 Outcome = Literal["submitted", "stopped", "turn_limit", "token_limit", "context_overflow", "timeout", "failed"]
 
@@ -32,8 +29,8 @@ class Score:
 
     name: str
     value: float
-    components: Mapping[str, float] = field(default_factory=lambda: _EMPTY)
-    evidence: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
+    components: Mapping[str, float] = field(default_factory=dict)
+    evidence: Mapping[str, Any] = field(default_factory=dict)
     weight: float = 1.0
     policy_version: int | None = None
 
@@ -80,7 +77,7 @@ class Episode:
     failure: Failure | None = None
     attempt: int = 0
     started_at: float = 0.0
-    timings: Mapping[str, float] = field(default_factory=lambda: _EMPTY)
+    timings: Mapping[str, float] = field(default_factory=dict)
     sandbox: Sandbox | None = None
 
     @property

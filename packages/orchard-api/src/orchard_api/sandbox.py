@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from orchard_api.transport import ByteStream
 
-_EMPTY: Mapping[str, Any] = MappingProxyType({})
 DEFAULT_OUTPUT_LIMIT = 1 << 20
 
 
@@ -69,14 +67,14 @@ class SandboxSpec:
     image: str | None = None
     workdir: str | None = None
     user: str | int | None = None
-    env: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    env: Mapping[str, str] = field(default_factory=dict)
     network: NetworkRule = NetworkRule()
     resources: Resources = Resources()
-    labels: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    labels: Mapping[str, str] = field(default_factory=dict)
     ttl_s: float = 3600.0
     start_timeout_s: float = 60.0
     architecture: str | None = None
-    extra: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 class SandboxState(StrEnum):
@@ -100,11 +98,11 @@ class SandboxInfo:
 
     sandbox_id: str
     state: SandboxState
-    labels: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    labels: Mapping[str, str] = field(default_factory=dict)
     created_at: float = 0.0
     expires_at: float | None = None
     reason: str = ""
-    details: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from orchard_api.sandbox import SandboxSpec
-
-_EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,11 +27,11 @@ class Check:
     """
 
     command: str
-    files: Mapping[str, bytes] = field(default_factory=lambda: _EMPTY)
+    files: Mapping[str, bytes] = field(default_factory=dict)
     folder: Path | None = None
     target: str | None = None
     timeout_s: float = 600.0
-    env: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    env: Mapping[str, str] = field(default_factory=dict)
     verdict: Literal["exit_code", "reward_file"] = "exit_code"
 
 
@@ -58,7 +55,7 @@ class Solution:
 
     steps: tuple[SolutionStep, ...]
     folder: Path | None = None
-    env: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,14 +79,14 @@ class Task:
     task_id: str
     instruction: str
     sandbox: SandboxSpec = SandboxSpec()
-    files: Mapping[str, bytes] = field(default_factory=lambda: _EMPTY)
+    files: Mapping[str, bytes] = field(default_factory=dict)
     folder: Path | None = None
     setup: str | None = None
     check: Check | None = None
     expected: str | None = None
     solution: Solution | None = None
     agent_timeout_s: float = 600.0
-    metadata: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Taskset(Protocol):

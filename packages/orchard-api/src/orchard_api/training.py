@@ -6,12 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from orchard_api.policy import ModelSource, PolicyVersion, WeightStore
-
-_EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +92,7 @@ class UpdateReport:
     """
 
     version: PolicyVersion
-    metrics: Mapping[str, float] = field(default_factory=lambda: _EMPTY)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
