@@ -113,6 +113,8 @@ class PolicyInfo:
         context_length: prompt and response together, in tokens; None where unknown.
         model_path: folder with tokenizer and chat template, for exact policies.
         base_url: HTTP address of the same policy, or None when it is only reachable in this process.
+        sampling: how the run wants responses sampled; harnesses start from it. The run sets it on the endpoint that
+            it hands to them (training and evaluation may differ), a policy server leaves it alone.
     """
 
     name: str
@@ -121,6 +123,7 @@ class PolicyInfo:
     context_length: int | None = None
     model_path: Path | None = None
     base_url: str | None = None
+    sampling: SamplingParams = SamplingParams()
 
 
 class PolicyEndpoint(Protocol):
