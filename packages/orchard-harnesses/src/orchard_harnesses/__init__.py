@@ -1,0 +1,1 @@
+"""Agent loops: the recorder of exact token ids, `react`, `scripted`, and the `openai` policy endpoint."""
