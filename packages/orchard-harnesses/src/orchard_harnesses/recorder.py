@@ -188,10 +188,7 @@ class Recorder:
         """Record an answer that no policy gave. With a template it is tokenised once, marked as not exact."""
         template, started = self._template, time.time()
         message, problems = self._read(text, tools)
-        if template is None:
-            prompt = self._place_messages(messages, tools)
-        else:
-            prompt = self._place(template, messages, tools)
+        prompt = self._place_messages(messages, tools) if template is None else self._place(template, messages, tools)
         ids, flags = _expert_ids(template, text)
         answer = _Answer(
             message=message,

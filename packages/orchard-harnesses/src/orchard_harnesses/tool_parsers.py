@@ -56,7 +56,8 @@ def visible_text(text: str) -> str:
 def parse_hermes(text: str) -> ParsedText:
     """Read `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
 
-    The JSON's own end counts, so braces and tags may stand in its strings. A call whose closing tag is missing at the end of the text is well-formed when its JSON is complete.
+    The JSON's own end counts, so braces and tags may stand in its strings. A call whose closing tag is missing at the
+    end of the text is well-formed when its JSON is complete.
     """
     shown = visible_text(text)
     content: list[str] = []

@@ -1,0 +1,1 @@
+"""Rewards: how an episode is judged, each score with its evidence."""
