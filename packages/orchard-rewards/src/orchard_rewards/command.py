@@ -106,7 +106,7 @@ class CommandReward:
         )
         if result.timed_out:
             raise GraderError(
-                f"the check reached its timeout of {check.timeout_s:g} s: {env.scrub(_tail(result.stdout_text, 500))}",
+                f"the check reached its timeout of {check.timeout_s:g} s: {_tail(env.scrub(result.stdout_text), 500)}",
                 hint="a check should bound the program under test itself, so that a slow one scores 0",
             )
         return result
@@ -195,8 +195,8 @@ def _evidence(check: Check, result: ExecResult, env: FilledEnv) -> dict[str, obj
         "verdict": check.verdict,
         "exit_code": result.exit_code,
         "signal": result.signal,
-        "stdout": env.scrub(_tail(result.stdout_text, _SHOWN)),
-        "stderr": env.scrub(_tail(result.stderr_text, _SHOWN)),
+        "stdout": _tail(env.scrub(result.stdout_text), _SHOWN),
+        "stderr": _tail(env.scrub(result.stderr_text), _SHOWN),
         "duration_s": round(result.duration_s, 4),
     }
 

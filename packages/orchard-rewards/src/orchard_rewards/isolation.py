@@ -8,10 +8,10 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # Tools read these from any folder above the one that they run in; the folder above ours is world-writable.
 _FOUND_UPWARDS = (
-    ".cargo .editorconfig .env .eslintrc.json .git .mvn .npmrc .nvmrc .pytest.ini .python-version .rspec .tool-versions "
-    ".venv .yarnrc .yarnrc.yml BUILD Cargo.toml Gemfile Makefile WORKSPACE __init__.py babel.config.js composer.json "
-    "conftest.py go.mod go.work jest.config.js node_modules package.json pnpm-workspace.yaml pom.xml pyproject.toml "
-    "pytest.ini settings.gradle setup.cfg setup.py tox.ini tsconfig.json uv.toml vitest.config.js"
+    ".cargo .editorconfig .env .eslintrc.json .git .mvn .npmrc .nvmrc .pytest.ini .python-version .rspec "
+    ".tool-versions .venv .yarnrc .yarnrc.yml BUILD Cargo.toml Gemfile Makefile WORKSPACE __init__.py babel.config.js "
+    "composer.json conftest.py go.mod go.work jest.config.js node_modules package.json pnpm-workspace.yaml pom.xml "
+    "pyproject.toml pytest.ini settings.gradle setup.cfg setup.py tox.ini tsconfig.json uv.toml vitest.config.js"
 )
 
 
