@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import io
 import json
 import random
 import re
@@ -124,7 +125,9 @@ class ApiClient:
         headers = {"Content-Type": "application/json"} if data is not None else {}
         async with (
             asyncio.timeout(self._timeout_s),
-            self._session.request(method, self.base_url + path, data=data, headers=headers) as response,
+            self._session.request(
+                method, self.base_url + path, data=io.BytesIO(data) if data is not None else None, headers=headers
+            ) as response,
         ):
             body = await _bounded(response)
             if response.status >= 400:
