@@ -83,7 +83,7 @@ async def api(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Api]:
     api = Api()
     app = web.Application(client_max_size=64 << 20)
     app.router.add_route("*", "/{path:.*}", api.handle)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=0.05)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
@@ -166,7 +166,7 @@ async def test_the_address_of_the_environment_is_the_default(
 async def test_the_only_model_served_needs_no_name(api: Api, connect: Any) -> None:
     assert (await connect(model=None)).info.model == "m"
     api.models = (200, {"data": [{"id": "a"}, {"id": "b"}]})
-    with pytest.raises(ConfigError, match="name one of the models .*: a, b"):
+    with pytest.raises(ConfigError, match=r"name one of the models .*: a, b"):
         await connect(model=None)
 
 
@@ -288,8 +288,7 @@ async def test_an_answer_that_is_none_is_the_servers_failure(answer: Any, api: A
     endpoint = await connect()
 
     async def give() -> Any:
-        made = answer()
-        return made
+        return answer()
 
     api.answers = [give]
     with pytest.raises(PolicyServerError):

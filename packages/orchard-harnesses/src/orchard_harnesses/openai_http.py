@@ -123,11 +123,10 @@ class ApiClient:
 
     async def _attempt(self, method: str, path: str, data: bytes | None) -> Any:
         headers = {"Content-Type": "application/json"} if data is not None else {}
+        stream = None if data is None else io.BytesIO(data)
         async with (
             asyncio.timeout(self._timeout_s),
-            self._session.request(
-                method, self.base_url + path, data=io.BytesIO(data) if data is not None else None, headers=headers
-            ) as response,
+            self._session.request(method, self.base_url + path, data=stream, headers=headers) as response,
         ):
             body = await _bounded(response)
             if response.status >= 400:
