@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from orchard_api.hookspecs import hookimpl
+import os
+
+from orchard_api.hookspecs import DoctorCheck, hookimpl
 from orchard_api.registry import Registrar
 
 
@@ -36,3 +38,18 @@ def orchard_register(registrar: Registrar) -> None:
         config="orchard_harnesses.openai_config:OpenAIConfig",
         summary="any OpenAI-compatible API over HTTP",
     )
+
+
+@hookimpl
+def orchard_doctor() -> list[DoctorCheck]:
+    """Say whether an API could be used without further settings; nothing is sent anywhere."""
+    url, key = os.environ.get("OPENAI_BASE_URL"), os.environ.get("OPENAI_API_KEY")
+    found = [name for name, value in (("$OPENAI_BASE_URL", url), ("$OPENAI_API_KEY", key)) if value]
+    check = DoctorCheck(
+        name="model API (policy server openai)",
+        ok=bool(found),
+        detail=f"{' and '.join(found)} set" if found else "neither $OPENAI_API_KEY nor $OPENAI_BASE_URL is set",
+        fix="" if found else "export OPENAI_API_KEY=…, or OPENAI_BASE_URL=http://localhost:8000/v1 for your own server",
+        required=False,
+    )
+    return [check]
