@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from orchard_api.messages import Message
 from orchard_api.policy import (
     ChatReply,
     ChatRequest,
-    FinishReason,
     GenerateRequest,
     Generation,
     PolicyInfo,
@@ -31,18 +30,17 @@ from orchard_harnesses.openai_config import (
     normalise_base_url,
 )
 from orchard_harnesses.openai_http import ApiClient, ApiRefusalError
+from orchard_harnesses.openai_replies import (
+    finish_reason,
+    first_choice,
+    integers,
+    model_names,
+    sampled_logprobs,
+    token_count,
+    token_versions,
+)
 
 logger = logging.getLogger("orchard_harnesses")
-_FINISH: Mapping[str, FinishReason] = {
-    "stop": "stop",
-    "length": "length",
-    "tool_calls": "tool_calls",
-    "abort": "abort",
-    "function_call": "tool_calls",
-    "content_filter": "stop",
-    "eos": "stop",
-    "max_tokens": "length",
-}
 
 
 class OpenAIServer:
@@ -128,7 +126,7 @@ class OpenAIServer:
             if wanted is None:
                 raise
             return wanted
-        served = _model_names(answer)
+        served = model_names(answer)
         if wanted is not None:
             if served and wanted not in served:
                 logger.warning("%s does not list the model %r; it has %s", client, wanted, ", ".join(served[:10]))
@@ -186,7 +184,7 @@ class OpenAIEndpoint:
         if request.tools:
             body["tools"] = [tool.to_openai() for tool in request.tools]
         answer = await self._post("/chat/completions", body, request.deadline_s)
-        choice = _choice(answer)
+        choice = first_choice(answer)
         try:
             message = Message.from_openai({"role": "assistant", **choice["message"]})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -194,9 +192,9 @@ class OpenAIEndpoint:
         usage = answer.get("usage")
         return ChatReply(
             message=message,
-            finish_reason=_finish(choice),
-            prompt_tokens=_count(usage, "prompt_tokens"),
-            completion_tokens=_count(usage, "completion_tokens"),
+            finish_reason=finish_reason(choice),
+            prompt_tokens=token_count(usage, "prompt_tokens"),
+            completion_tokens=token_count(usage, "completion_tokens"),
         )
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -224,16 +222,16 @@ class OpenAIEndpoint:
         if request.sampling.stop_token_ids:
             body["stop_token_ids"] = list(request.sampling.stop_token_ids)
         answer = await self._post("/completions", body, request.deadline_s)
-        choice = _choice(answer)
-        ids = _integers(choice.get("token_ids"), "token_ids")
+        choice = first_choice(answer)
+        ids = integers(choice.get("token_ids"), "token_ids")
         echoed = choice.get("prompt_token_ids", answer.get("prompt_token_ids"))
-        if _integers(echoed, "prompt_token_ids") != tuple(sent):
+        if integers(echoed, "prompt_token_ids") != tuple(sent):
             raise PolicyServerError(
                 "the policy server's prompt_token_ids are not the ids that were sent: it tokenised the prompt again"
             )
-        logprobs = _logprobs(choice, len(ids))
-        versions = _versions(choice, answer, len(ids))
-        return Generation(token_ids=ids, logprobs=logprobs, versions=versions, finish_reason=_finish(choice))
+        logprobs = sampled_logprobs(choice, len(ids))
+        versions = token_versions(choice, answer, len(ids))
+        return Generation(token_ids=ids, logprobs=logprobs, versions=versions, finish_reason=finish_reason(choice))
 
     def _sampling(self, sampling: SamplingParams) -> dict[str, Any]:
         fields: dict[str, Any] = {self._max_tokens_field: sampling.max_tokens, "temperature": sampling.temperature}
@@ -270,74 +268,3 @@ class OpenAIEndpoint:
             logger.warning("%s does not take %s; left out from now on", self._info.model, error.parameter)
             return {key: value for key, value in body.items() if key != error.parameter}
         return None
-
-
-def _model_names(answer: Any) -> list[str]:
-    entries = answer.get("data") if isinstance(answer, dict) else None
-    if not isinstance(entries, list):
-        return []
-    return [str(entry["id"]) for entry in entries if isinstance(entry, dict) and "id" in entry]
-
-
-def _choice(answer: Mapping[str, Any]) -> Mapping[str, Any]:
-    choices = answer.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise PolicyServerError("the policy server's answer has no choices")
-    return choices[0]
-
-
-def _finish(choice: Mapping[str, Any]) -> FinishReason:
-    reason = choice.get("finish_reason") or "stop"
-    if reason not in _FINISH:
-        raise PolicyServerError(f"the policy server ended with the unknown finish_reason {reason!r}")
-    return _FINISH[reason]
-
-
-def _count(usage: Any, name: str) -> int:
-    value = usage.get(name) if isinstance(usage, dict) else None
-    return value if isinstance(value, int) else 0
-
-
-def _integers(value: Any, name: str) -> tuple[int, ...]:
-    if not isinstance(value, list) or not all(type(item) is int for item in value):
-        raise PolicyServerError(
-            f"the policy server returned no {name}",
-            hint="exact = true needs a server with return_token_ids, such as vLLM or Orchard's in-process server",
-        )
-    return tuple(value)
-
-
-def _logprobs(choice: Mapping[str, Any], count: int) -> tuple[float, ...]:
-    block = choice.get("logprobs")
-    values = block.get("token_logprobs") if isinstance(block, dict) else None
-    if not isinstance(values, list) or not all(isinstance(value, (int, float)) for value in values):
-        raise PolicyServerError("the policy server returned no logprobs of the sampled tokens")
-    if len(values) != count:
-        raise PolicyServerError(f"the policy server returned {count} token ids and {len(values)} logprobs")
-    return tuple(map(float, values))
-
-
-def _versions(choice: Mapping[str, Any], answer: Mapping[str, Any], count: int) -> tuple[int, ...]:
-    """One policy version per token: a list, or spans of `[start, end)` by label, or 0 where none is reported."""
-    listed = choice.get("token_versions")
-    if isinstance(listed, list):
-        versions = _integers(listed, "token_versions")
-        if len(versions) != count:
-            raise PolicyServerError(f"the policy server returned {count} token ids and {len(versions)} versions")
-        return versions
-    spans = choice.get("weight_versions", answer.get("weight_versions"))
-    if not spans:
-        return (0,) * count
-    found: list[int | None] = [None] * count
-    for label, start, end in _spans(spans):
-        found[start:end] = [label] * (min(end, count) - start)
-    if any(version is None for version in found):
-        raise PolicyServerError("the policy server's weight_versions don't cover every token")
-    return tuple(version for version in found if version is not None)
-
-
-def _spans(value: Any) -> Sequence[tuple[int, int, int]]:
-    try:
-        return [(int(str(span["version"]).lstrip("v")), int(span["start"]), int(span["end"])) for span in value]
-    except (KeyError, TypeError, ValueError) as error:
-        raise PolicyServerError(f"the policy server's weight_versions can't be read: {error!r}") from error
