@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -58,13 +58,21 @@ class Group:
 
 
 class RolloutEngine(Protocol):
-    """Makes episodes. Built from its config."""
+    """Makes episodes. Built from its config.
+
+    Attributes:
+        undeleted: sandboxes that could not be removed, id to reason; the backend still lists them.
+        retries: attempts that followed an infra failure.
+    """
+
+    undeleted: Mapping[str, str]
+    retries: int
 
     async def start(self, context: RolloutContext) -> None:
         """Take what it works with."""
         ...
 
-    def run(self, requests: Iterable[GroupRequest]) -> AsyncIterator[Group]:
+    def run(self, requests: Iterable[GroupRequest]) -> AsyncGenerator[Group, None]:
         """Play the groups and yield each as it completes, in no fixed order.
 
         At most the configured number of sandboxes is alive at any time, deletion included. Infra failures are

@@ -1,0 +1,266 @@
+"""The `orchard` command. What a command needs is imported when it runs, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from orchard_api.config import RunConfig
+    from orchard_api.registry import Registry
+    from orchard_core.driver import Progress
+    from orchard_core.run_dir import RunDir
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+app = typer.Typer(
+    name="orchard",
+    help="Train and evaluate LLM agents in real, isolated environments.",
+    epilog="Start: orchard init demo, then orchard eval demo/run.toml. "
+    "Exit codes: 0 done, 1 the run failed, 2 usage or config, 130 interrupted.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+RunFile = Annotated[Path, typer.Argument(metavar="RUN.toml", help="the run file")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY.PATH=VALUE", help="change one value of the run file; repeatable"),
+]
+RunDirOption = Annotated[Path | None, typer.Option("--run-dir", help="folder of the run; runs/NAME-TIME by default")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace an existing run in that folder")]
+Plain = Annotated[bool, typer.Option("--plain", help="plain progress lines also on a terminal")]
+Debug = Annotated[bool, typer.Option("--debug", envvar="ORCHARD_DEBUG", help="show tracebacks and log lines")]
+
+
+@app.command(epilog="Example: orchard init demo")
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="made if missing")] = Path("orchard-demo"),
+    debug: Debug = False,
+) -> None:
+    """Write a run file and a first task, ready for `orchard eval`."""
+    from orchard_core.init import write_project
+
+    def work() -> int:
+        files = write_project(folder)
+        for file in files:
+            typer.echo(f"wrote {file}")
+        run_file = folder / "run.toml"
+        typer.echo(
+            "\nnext, with OPENAI_BASE_URL and OPENAI_API_KEY of any OpenAI-compatible endpoint:\n"
+            f"  orchard eval {run_file} --set policies.main.model=MODEL"
+        )
+        return OK
+
+    _guarded(work, debug)
+
+
+@app.command(
+    "eval",
+    epilog="Examples: orchard eval run.toml, "
+    "orchard eval run.toml --set environment.backend=docker --set evaluation.attempts=4",
+)
+def evaluate(
+    run_file: RunFile,
+    set_: Overrides = None,
+    run_dir: RunDirOption = None,
+    overwrite: Overwrite = False,
+    plain: Plain = False,
+    debug: Debug = False,
+) -> None:
+    """Play the run file's tasks and report how many were solved."""
+    _guarded(lambda: _run(run_file, set_, run_dir, overwrite=overwrite, plain=plain, training=False), debug)
+
+
+@app.command(epilog="Example: orchard train recipes/quickstart/run.toml --set seed=1 --run-dir runs/seed-1")
+def train(
+    run_file: RunFile,
+    set_: Overrides = None,
+    run_dir: RunDirOption = None,
+    overwrite: Overwrite = False,
+    plain: Plain = False,
+    debug: Debug = False,
+) -> None:
+    """Run the run file's stages: distil, fine-tune, improve by reinforcement learning, measure."""
+    _guarded(lambda: _run(run_file, set_, run_dir, overwrite=overwrite, plain=plain, training=True), debug)
+
+
+@app.command(epilog="Example: orchard report runs/quickstart")
+def report(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="folder of a run")], debug: Debug = False
+) -> None:
+    """Build report.html of a run anew, also of one that was cut short, and print its numbers."""
+
+    def work() -> int:
+        from orchard_core.report import write_report
+        from orchard_core.tables import print_summary
+
+        page = write_report(run_dir)
+        print_summary(_console(), run_dir)
+        typer.echo(f"report: {page}")
+        return OK
+
+    _guarded(work, debug)
+
+
+@app.command(epilog="Example: ORCHARD_DISABLE_PLUGINS=docker orchard plugins")
+def plugins(debug: Debug = False) -> None:
+    """List what is installed: kind, name, package, version, state."""
+
+    def work() -> int:
+        from orchard_core.tables import print_plugins
+
+        print_plugins(_console(), _registry())
+        return OK
+
+    _guarded(work, debug)
+
+
+@app.command(epilog="Example: orchard doctor")
+def doctor(debug: Debug = False) -> None:
+    """Say what works on this machine, and the command that mends what doesn't."""
+
+    def work() -> int:
+        from orchard_api.plugins import plugin_host
+        from orchard_core.doctor import own_checks
+        from orchard_core.tables import print_doctor
+
+        _registry()
+        checks = [("orchard-core", check) for check in own_checks()] + plugin_host().doctor()
+        print_doctor(_console(), checks)
+        return FAILED if any(check.required and not check.ok for _, check in checks) else OK
+
+    _guarded(work, debug)
+
+
+def main() -> None:
+    """Entry point of the `orchard` script."""
+    app()
+
+
+def _registry() -> Registry:
+    import warnings
+
+    from orchard_api.plugins import plugin_host
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        host = plugin_host()
+    for broken in host.registry.broken:
+        typer.echo(
+            f"warning: plugin {broken.name!r} of {broken.distribution} failed to load: {broken.cause!r}", err=True
+        )
+    return host.registry
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console()
+
+
+def _run(
+    run_file: Path, overrides: list[str] | None, path: Path | None, *, overwrite: bool, plain: bool, training: bool
+) -> int:
+    from orchard_api.config import load_run
+    from orchard_core.run_dir import RunDir
+
+    registry = _registry()
+    config = load_run(run_file, registry, overrides=overrides or ())
+    folder = RunDir.create(config, path=path, overwrite=overwrite)
+    try:
+        return _play(config, registry, folder, plain=plain, training=training)
+    finally:
+        folder.close()
+
+
+def _play(config: RunConfig, registry: Registry, folder: RunDir, *, plain: bool, training: bool) -> int:
+    from orchard_core import driver
+    from orchard_core.progress import LiveProgress, PlainProgress
+    from orchard_core.report import write_report
+    from orchard_core.signals import run_until_interrupted
+    from orchard_core.tables import print_summary
+
+    console = _console()
+    live = console.is_terminal and not plain
+    progress: Any = LiveProgress(console) if live else PlainProgress(console)
+    console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
+
+    def work(shown: Progress) -> Any:
+        action: Callable[..., Any] = driver.train if training else driver.evaluate
+        return action(config, registry, folder, shown)
+
+    interrupted = False
+    with progress:
+        try:
+            summary = run_until_interrupted(lambda: work(progress))
+        except KeyboardInterrupt:
+            interrupted, summary = True, {}
+    try:
+        page = write_report(folder.path)
+    except OSError as error:
+        typer.echo(f"warning: no report was written: {error}", err=True)
+    else:
+        print_summary(console, folder.path)
+        console.print(f"report: {page}", highlight=False, soft_wrap=True)
+    if interrupted:
+        typer.echo("interrupted; what was played until then is in the run folder", err=True)
+        return INTERRUPTED
+    if summary["undeleted_sandboxes"]:
+        for sandbox_id, reason in summary["undeleted_sandboxes"].items():
+            typer.echo(f"error: sandbox {sandbox_id} could not be removed: {reason}", err=True)
+        return FAILED
+    if not any(
+        (stage.get("evaluation") or stage.get("expert") or {}).get("scored") for stage in summary["stages"].values()
+    ):
+        typer.echo("error: no episode could be scored; the failures above say why", err=True)
+        return FAILED
+    return OK
+
+
+def _guarded(work: Callable[[], int], debug: bool) -> NoReturn:
+    """Run a command's work; errors become one message, and a traceback only with --debug."""
+    from orchard_api.errors import CapabilityError, ConfigError, OrchardError, PluginError, TaskError
+
+    logging.basicConfig(level=logging.INFO if debug else logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        code = work()
+    except (ConfigError, PluginError, TaskError, CapabilityError) as error:
+        code = _complain(error, USAGE, debug)
+    except OrchardError as error:
+        code = _complain(error, FAILED, debug)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except OSError as error:
+        code = _complain(error, FAILED, debug)
+    sys.stdout.flush()
+    raise typer.Exit(code)
+
+
+def _complain(error: BaseException, code: int, debug: bool) -> int:
+    if debug:
+        import traceback
+
+        traceback.print_exception(error)
+    text = str(error)
+    if isinstance(error, OSError) and not hasattr(error, "hint"):
+        import errno
+
+        text = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+        if error.errno == errno.ENOSPC:
+            text += "\n  hint: free some space; what was written until then can be read (orchard report RUN_DIR)"
+    typer.echo(f"error: {text}", err=True)
+    return code
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    main()

@@ -1,0 +1,173 @@
+"""One attempt at one episode: sandbox made, task set up, harness run, agent's processes ended, scored, sandbox gone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+from orchard_api.episode import Episode, HarnessResult, Outcome, Score
+from orchard_api.errors import DeadlineError, Failure, FailureClass, GraderError, InfraError
+from orchard_api.rollout import GroupRequest, RolloutContext
+from orchard_api.sandbox import Sandbox
+from orchard_api.task import Task
+from orchard_api.trajectory import Trajectory
+from orchard_core.engine_config import AsyncioEngineConfig
+from orchard_core.folders import tar_folder
+
+
+@dataclass(slots=True)
+class EpisodeRun:
+    """The state of one attempt while it runs.
+
+    Attributes:
+        undeleted: called with a sandbox's id and the reason when it could not be removed.
+    """
+
+    context: RolloutContext
+    config: AsyncioEngineConfig
+    request: GroupRequest
+    episode_id: str
+    attempt: int
+    undeleted: Callable[[str, str], None]
+    sandbox_id: str = ""
+    timings: dict[str, float] = field(default_factory=dict)
+    phase: str = "create"
+    result: HarnessResult | None = None
+
+    async def play(self) -> Episode:
+        """Run all phases; failures end up in the episode, only cancellation is raised."""
+        started = time.time()
+        self.sandbox_id = f"orchard-{uuid.uuid4().hex[:20]}"
+        failure: Failure | None = None
+        scores: tuple[Score, ...] = ()
+        try:
+            async with self._sandbox() as sandbox:
+                async with self._phase("setup", self.config.setup_timeout_s):
+                    await set_up(self.request.task, sandbox)
+                result = await self._harness(sandbox)
+                if result.failure is None:
+                    scores = await self._score(sandbox, result)
+        except Exception as error:
+            default = FailureClass.HARNESS if self.phase == "harness" else FailureClass.INFRA
+            failure = Failure.from_exception(error, phase=self.phase, default=default)
+        return self._episode(started, scores, failure)
+
+    def _episode(self, started: float, scores: tuple[Score, ...], failure: Failure | None) -> Episode:
+        result = self.result
+        if failure is None and result is not None:
+            failure = result.failure
+        outcome: Outcome = "failed" if failure is not None or result is None else result.outcome
+        return Episode(
+            episode_id=self.episode_id,
+            group_id=self.request.group_id,
+            task=self.request.task,
+            trajectory=Trajectory() if result is None else result.trajectory,
+            outcome=outcome,
+            answer="" if result is None else result.answer,
+            scores=() if failure is not None else scores,
+            failure=failure,
+            attempt=self.attempt,
+            started_at=started,
+            timings=self.timings,
+        )
+
+    @asynccontextmanager
+    async def _phase(self, name: str, limit_s: float) -> AsyncIterator[None]:
+        self.phase = name
+        begun = time.perf_counter()
+        try:
+            async with asyncio.timeout(limit_s) as scope:
+                yield
+        except TimeoutError as error:
+            if scope.expired():
+                raise DeadlineError(f"phase {name!r} took longer than {limit_s:g} s") from error
+            raise
+        finally:
+            self.timings[name] = time.perf_counter() - begun
+
+    @asynccontextmanager
+    async def _sandbox(self) -> AsyncIterator[Sandbox]:
+        """A live sandbox that is gone when the block ends, however it ends."""
+        environment, task = self.context.environment, self.request.task
+        labels = {**task.sandbox.labels, "orchard.owner": self.context.owner, "orchard.episode": self.episode_id}
+        spec = replace(task.sandbox, labels=labels)
+        sandbox: Sandbox | None = None
+        try:
+            async with self._phase("create", spec.start_timeout_s + self.config.grace_s):
+                sandbox = await environment.create(spec, sandbox_id=self.sandbox_id)
+            yield sandbox
+        finally:
+            phase = self.phase
+            await asyncio.shield(asyncio.create_task(self._delete(sandbox)))
+            self.phase = phase
+
+    async def _delete(self, sandbox: Sandbox | None) -> None:
+        begun = time.perf_counter()
+        try:
+            async with asyncio.timeout(self.config.delete_timeout_s):
+                if sandbox is not None:
+                    await sandbox.aclose()
+                await self.context.environment.delete(self.sandbox_id)
+        except Exception as error:
+            self.undeleted(self.sandbox_id, f"{type(error).__name__}: {error}")
+        self.timings["delete"] = time.perf_counter() - begun
+
+    async def _harness(self, sandbox: Sandbox) -> HarnessResult:
+        task = self.request.task
+        limit = min(task.agent_timeout_s, self.config.max_agent_s)
+        if limit != task.agent_timeout_s:
+            task = replace(task, agent_timeout_s=limit)
+        async with self._phase("harness", limit + self.config.grace_s):
+            self.result = await self.context.harness.run(task, sandbox, self.context.policies)
+        return self.result
+
+    async def _score(self, sandbox: Sandbox, result: HarnessResult) -> tuple[Score, ...]:
+        async with self._phase("reward", self.config.grace_s):
+            await sandbox.kill_processes()
+        task = self.request.task
+        limit = (task.check.timeout_s if task.check is not None else 0.0) + self.config.grace_s
+        view = Episode(
+            episode_id=self.episode_id,
+            group_id=self.request.group_id,
+            task=task,
+            trajectory=result.trajectory,
+            outcome=result.outcome,
+            answer=result.answer,
+            attempt=self.attempt,
+            sandbox=sandbox,
+        )
+        scores = []
+        begun = time.perf_counter()
+        for weighted in self.context.rewards:
+            async with self._phase("reward", limit):
+                score = await weighted.reward.score(view)
+            if score.value != score.value or score.value in (float("inf"), float("-inf")):
+                raise GraderError(f"reward {weighted.name!r} returned {score.value}")
+            scores.append(replace(score, name=weighted.name, weight=weighted.weight))
+        self.timings["reward"] = time.perf_counter() - begun
+        return tuple(scores)
+
+
+async def set_up(task: Task, sandbox: Sandbox) -> None:
+    """Put a task's folder and files into the working directory and run its setup line.
+
+    Raises:
+        InfraError: the setup line failed or a file was refused.
+    """
+    if task.folder is not None:
+        report = await sandbox.put_tar(".", await asyncio.to_thread(tar_folder, task.folder))
+        if report.skipped:
+            raise InfraError(f"task {task.task_id}: files of {task.folder} were refused: {report.skipped[:3]}")
+    for path, data in task.files.items():
+        await sandbox.write_file(path, data)
+    if task.setup is not None:
+        done = await sandbox.exec(task.setup, timeout_s=3600.0)
+        if not done.ok:
+            raise InfraError(
+                f"task {task.task_id}: its setup line exited {done.exit_code}: "
+                f"{done.stderr_text[-500:] or done.stdout_text[-500:]}"
+            )
