@@ -1,0 +1,1 @@
+"""Learner, policy server, losses, advantages and weight stores for models that one process can hold."""
