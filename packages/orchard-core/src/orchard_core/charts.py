@@ -83,8 +83,8 @@ def bar_chart(title: str, bars: Sequence[tuple[str, float, tuple[float, float] |
         y = HEIGHT - BOTTOM - value * inner
         told = escape(f"{name}: {value:.3f}" + (f" ({interval[0]:.3f} to {interval[1]:.3f})" if interval else ""))
         parts.append(
-            f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{max(value * inner, 1):.1f}" fill="{COLOURS[0]}">'
-            f"<title>{told}</title></rect>"
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{max(value * inner, 1):.1f}" '
+            f'fill="{COLOURS[0]}"><title>{told}</title></rect>'
         )
         if interval:
             top, bottom = (HEIGHT - BOTTOM - each * inner for each in reversed(interval))

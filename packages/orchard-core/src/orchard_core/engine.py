@@ -16,6 +16,7 @@ from orchard_api.task import Task
 from orchard_core.engine_config import AsyncioEngineConfig
 from orchard_core.episode_run import EpisodeRun
 from orchard_core.limits import ensure_file_descriptors
+from orchard_core.settle import settle
 
 logger = logging.getLogger("orchard_core")
 _MAX_BACKOFF_S = 30.0
@@ -73,7 +74,7 @@ class AsyncioRolloutEngine:
             for worker in workers:
                 worker.cancel()
             closer.cancel()
-            await asyncio.gather(*workers, closer, return_exceptions=True)
+            await settle([*workers, closer])
             self._workers.difference_update(workers)
 
     async def aclose(self) -> None:
@@ -81,7 +82,7 @@ class AsyncioRolloutEngine:
         workers = list(self._workers)
         for worker in workers:
             worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+        await settle(workers)
 
     def _episodes(self, context: RolloutContext, requests: Iterable[GroupRequest]) -> Iterator[tuple[_GroupState, int]]:
         for request in requests:

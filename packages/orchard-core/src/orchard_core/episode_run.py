@@ -17,6 +17,7 @@ from orchard_api.task import Task
 from orchard_api.trajectory import Trajectory
 from orchard_core.engine_config import AsyncioEngineConfig
 from orchard_core.folders import tar_folder
+from orchard_core.settle import settle
 
 
 @dataclass(slots=True)
@@ -102,7 +103,7 @@ class EpisodeRun:
             yield sandbox
         finally:
             phase = self.phase
-            await asyncio.shield(asyncio.create_task(self._delete(sandbox)))
+            await settle([asyncio.create_task(self._delete(sandbox))])
             self.phase = phase
 
     async def _delete(self, sandbox: Sandbox | None) -> None:

@@ -137,7 +137,10 @@ def _shown(episode: Episode, stage: str, kind: str) -> dict[str, Any]:
             }
             for s in episode.scores
         ],
-        "failure": f"{episode.failure.failure_class.value} failure in {episode.failure.phase}: {episode.failure.message}"
-        if episode.failure
-        else "",
+        "failure": _failure_text(episode),
     }
+
+
+def _failure_text(episode: Episode) -> str:
+    failure = episode.failure
+    return "" if failure is None else f"{failure.failure_class.value} failure in {failure.phase}: {failure.message}"

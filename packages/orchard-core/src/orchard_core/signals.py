@@ -17,7 +17,7 @@ ORDERLY_S, HURRIED_S = 12.0, 3.0
 def run_until_interrupted(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine to its end.
 
-    The first SIGINT or SIGTERM cancels it; it then has `ORDERLY_S` seconds to remove its sandboxes. A second signal
+    The first SIGINT or SIGTERM cancels it; it then has `ORDERLY_S` seconds to remove its sandboxes. A second one
     shortens that to `HURRIED_S`. A third, or the deadline, ends the process at once.
 
     Raises:
@@ -42,7 +42,8 @@ def run_until_interrupted(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
             print(
                 "\ninterrupted: removing sandboxes" + (" (again to hurry)" if interrupts == 1 else ""), file=sys.stderr
             )
-            task.cancel()
+            if interrupts == 1:
+                task.cancel()
 
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, interrupt)
