@@ -357,3 +357,14 @@ def test_a_long_conversation_costs_only_its_new_text(model_folder: Path, monkeyp
     asyncio.run(_talk_and_discard(Recorder(engine, template=template), ["the cat sat on the mat"] * 40))
     assert max(encoded[1:]) < 120
     assert CHATML in template.source
+
+
+async def test_an_answer_that_the_template_always_rewrites_is_a_branch(tmp_path: Path) -> None:
+    """It keeps prefixes of its own rendering, but not what was sampled."""
+    source = CHATML.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}")
+    folder = make_model(tmp_path / "m", source)
+    template = load_template(folder)
+    engine = ExactEngine(folder, template, ["<think>hm</think>the cat", "hello"])
+    recorder = Recorder(engine, template=template)
+    await talk(recorder, ["a", "b"])
+    assert [turn.parent for turn in recorder.trajectory.turns] == [None, None]

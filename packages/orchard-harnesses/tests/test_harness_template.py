@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from harness_fakes import CHATML, STRIPS_REASONING, TRIMMING, make_model, make_tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from orchard_api.errors import ConfigError, HarnessError
 from orchard_api.messages import Message, Tool, ToolCall
@@ -119,6 +120,16 @@ def test_ids_of_a_suffix_are_those_it_has_behind_the_end_token(model_folder: Pat
     whole = template.render([*HELLO, HELLO[0]], add_generation_prompt=True)
     head = template.render(HELLO).rstrip("\n")
     assert template.encode(head) + template.encode_after_end(whole[len(head) :]) == template.encode(whole)
+
+
+def test_a_suffix_gets_no_mark_of_a_texts_beginning() -> None:
+    """SentencePiece-like tokenizers put a space before a text; behind a special token there is none."""
+    tokenizer = Tokenizer(models.BPE({"\u2581": 0, "a": 1, "\u2581a": 2}, [("\u2581", "a")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    template = ChatTemplate(tokenizer=tokenizer, source=CHATML)
+    assert (template.encode("a"), template.encode_after_end("a")) == ([2], [1])
+    assert template.encode("<|im_end|>a") == [template.end_id, 1]
 
 
 LINTED = {

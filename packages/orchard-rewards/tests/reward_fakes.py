@@ -66,13 +66,14 @@ class FolderSandbox:
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
+        output = asyncio.ensure_future(process.communicate())
         try:
-            out, err = await asyncio.wait_for(process.communicate(), timeout_s)
-        except BaseException as error:
-            os.killpg(process.pid, signal.SIGKILL)
-            out, err = await process.communicate()
-            if not isinstance(error, TimeoutError):
-                raise
+            ended, _ = await asyncio.wait({output}, timeout=timeout_s)
+        finally:
+            if not output.done():
+                os.killpg(process.pid, signal.SIGKILL)
+        out, err = await output
+        if not ended:
             return ExecResult(exit_code=None, signal=9, timed_out=True, stdout=out, stderr=err)
         code = process.returncode
         assert code is not None

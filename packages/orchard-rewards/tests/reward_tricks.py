@@ -70,6 +70,12 @@ TRICKS: dict[str, Trick] = {
         naive="cd FILES && bash check.sh",
         needs="bash",
     ),
+    "a login shell's start-up file": Trick(
+        files={"HOME/.bash_profile": b"exit 0\n"},
+        command="bash -l check.sh",
+        naive="cd FILES && bash -l check.sh",
+        needs="bash",
+    ),
     "git's global config": Trick(
         files={"HOME/.gitconfig": b"[core]\n\tfsmonitor = touch WORK/forged; true\n"},
         command=GIT,

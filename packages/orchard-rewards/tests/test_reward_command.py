@@ -113,6 +113,14 @@ async def test_host_variables_are_filled_in_and_never_shown(
         await score(box, check)
 
 
+async def test_a_secret_is_not_in_the_message_of_a_timeout(box: FolderSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "sk-secret-value")
+    check = Check(command='echo "got $KEY"; sleep 9', env={"KEY": "${JUDGE_KEY}"}, timeout_s=0.3)
+    with pytest.raises(GraderError) as caught:
+        await score(box, check)
+    assert "got ***" in str(caught.value)
+
+
 def test_substitution() -> None:
     host = {"A": "value", "EMPTY": "", "B": "x"}
     filled = fill({"1": "a${A}b${B}", "2": "${EMPTY:-d}${NO:-}", "3": "$A ${bad-name}", "4": "${NO}"}, host)
