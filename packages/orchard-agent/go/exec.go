@@ -1,0 +1,274 @@
+package main
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+const (
+	markerVariable = "ORCHARD_EXEC"
+	killTimeout    = 5 * time.Second
+	defaultPath    = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+)
+
+// executor starts commands and knows how to end all that one of them started.
+type executor struct {
+	settings *settings
+	reaper   *reaper
+	groups   *groups
+	baseEnv  []string
+	nonce    string
+	null     uintptr
+	count    atomic.Uint64
+}
+
+// execResult is what a command did.
+type execResult struct {
+	ExitCode  *int    `json:"exit_code"`
+	Signal    *int    `json:"signal"`
+	TimedOut  bool    `json:"timed_out"`
+	Cancelled bool    `json:"cancelled,omitempty"`
+	Seconds   float64 `json:"duration_s"`
+	// Survivors are processes that could not be killed.
+	Survivors     int   `json:"survivors,omitempty"`
+	Stdout        int   `json:"stdout"`
+	Stderr        int   `json:"stderr"`
+	StdoutDropped int64 `json:"stdout_dropped"`
+	StderrDropped int64 `json:"stderr_dropped"`
+
+	output [6][]byte
+}
+
+func newExecutor(s *settings, r *reaper) (*executor, error) {
+	nonce := make([]byte, 8)
+	rand.Read(nonce)
+	e := &executor{settings: s, reaper: r, groups: findGroups(), nonce: hex.EncodeToString(nonce)}
+	e.baseEnv = mergeEnv([]string{"PATH=" + defaultPath}, os.Environ())
+	null, err := syscall.Open(os.DevNull, syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	e.null = uintptr(null)
+	for name, value := range s.Env {
+		e.baseEnv = mergeEnv(e.baseEnv, []string{name + "=" + value})
+	}
+	return e, nil
+}
+
+// mergeEnv lets later assignments win, so that programs that take the first of two see the same as those that take the last.
+func mergeEnv(base, over []string) []string {
+	place := make(map[string]int, len(base)+len(over))
+	merged := make([]string, 0, len(base)+len(over))
+	for _, list := range [2][]string{base, over} {
+		for _, pair := range list {
+			name, _, found := strings.Cut(pair, "=")
+			if !found || name == "" {
+				continue
+			}
+			if at, ok := place[name]; ok {
+				merged[at] = pair
+				continue
+			}
+			place[name] = len(merged)
+			merged = append(merged, pair)
+		}
+	}
+	return merged
+}
+
+// run executes a request to the exit of its process. A receive from cancel ends it as a timeout does.
+func (e *executor) run(r *execRequest, cancel <-chan struct{}) (*execResult, error) {
+	marker := fmt.Sprintf("%s=%s.%d", markerVariable, e.nonce, e.count.Add(1))
+	cwd := r.cwd
+	if !filepath.IsAbs(cwd) {
+		cwd = filepath.Join(e.settings.Workdir, cwd)
+	}
+	account, err := e.account(r.head.User)
+	if err != nil {
+		return nil, err
+	}
+	env := mergeEnv(mergeEnv(e.baseEnv, account.env()), append(r.env, marker))
+	stdout, stdoutWriter, err := openOutput(r.head.Output)
+	if err != nil {
+		return nil, err
+	}
+	stderr, stderrWriter, err := openOutput(r.head.Output)
+	if err != nil {
+		stdout.pipe.Close()
+		syscall.Close(stdoutWriter)
+		return nil, err
+	}
+	result := &execResult{}
+	leaf := e.groups.leaf()
+	started := time.Now()
+	pid, err := e.start(r, cwd, env, account, leaf, uintptr(stdoutWriter), uintptr(stderrWriter))
+	syscall.Close(stdoutWriter)
+	syscall.Close(stderrWriter)
+	if err != nil {
+		stdout.pipe.Close()
+		stderr.pipe.Close()
+		leaf.release()
+		return e.notStarted(r, cwd, err)
+	}
+	exited := e.reaper.exit(pid, started)
+	go stdout.collect()
+	go stderr.collect()
+
+	timer := time.NewTimer(r.timeout())
+	defer timer.Stop()
+	var status syscall.WaitStatus
+	select {
+	case status = <-exited:
+	case <-timer.C:
+		result.TimedOut = true
+	case <-cancel:
+		result.Cancelled = true
+	}
+	select {
+	case status = <-exited:
+		// It ended at the same moment: that is an exit.
+		result.TimedOut, result.Cancelled = false, false
+	default:
+	}
+	if result.TimedOut || result.Cancelled {
+		result.Survivors = e.kill(pid, marker, leaf)
+		select {
+		case status = <-exited:
+		case <-time.After(killTimeout):
+		}
+	}
+	result.Seconds = time.Since(started).Seconds()
+	leaf.release()
+	stdout.finish()
+	stderr.finish()
+	result.fill(status, stdout.capture, stderr.capture)
+	return result, nil
+}
+
+func (e *executor) start(
+	r *execRequest, cwd string, env []string, account *account, leaf *leaf, stdout, stderr uintptr,
+) (int, error) {
+	argv := r.argv
+	var script *os.File
+	if r.line != nil {
+		var err error
+		if argv, script, err = lineArgv(r.line); err != nil {
+			return 0, err
+		}
+	}
+	files := []uintptr{e.null, stdout, stderr}
+	if r.stdin != nil {
+		files[0] = r.stdin.Fd()
+	}
+	if script != nil {
+		defer script.Close()
+		files = append(files, script.Fd())
+	}
+	program, err := lookUp(argv[0], cwd, env)
+	if err != nil {
+		return 0, err
+	}
+	attributes := &syscall.SysProcAttr{Setsid: true, Credential: account.credential}
+	leaf.join(attributes)
+	return syscall.ForkExec(program, argv, &syscall.ProcAttr{Dir: cwd, Env: env, Files: files, Sys: attributes})
+}
+
+// lookUp finds a program as execvp does, on the PATH that the command itself gets.
+func lookUp(name, cwd string, env []string) (string, error) {
+	if strings.Contains(name, "/") {
+		return name, nil
+	}
+	path := defaultPath
+	for _, pair := range env {
+		if value, ok := strings.CutPrefix(pair, "PATH="); ok {
+			path = value
+		}
+	}
+	var denied error = syscall.ENOENT
+	for _, folder := range strings.Split(path, ":") {
+		candidate := filepath.Join(folder, name)
+		if !filepath.IsAbs(candidate) {
+			candidate = filepath.Join(cwd, candidate)
+		}
+		info, err := os.Stat(candidate)
+		if err != nil || info.IsDir() {
+			continue
+		}
+		if info.Mode()&0o111 != 0 {
+			return candidate, nil
+		}
+		denied = syscall.EACCES
+	}
+	return "", denied
+}
+
+// notStarted tells a command that can't be run, which reads as a shell would report it, from a request that can't.
+func (e *executor) notStarted(r *execRequest, cwd string, err error) (*execResult, error) {
+	if info, statErr := os.Stat(cwd); statErr != nil || !info.IsDir() {
+		return nil, refuse(422, "bad_cwd", fmt.Sprintf("the working directory %q is not there or not a directory", cwd))
+	}
+	errno, ok := err.(syscall.Errno)
+	if !ok {
+		return nil, err
+	}
+	name := "/bin/sh"
+	if r.line == nil {
+		name = r.argv[0]
+	}
+	code := 126
+	switch errno {
+	case syscall.ENOENT, syscall.ENOTDIR:
+		code = 127
+	case syscall.E2BIG:
+		return nil, refuse(413, "too_large", "the arguments and the environment are longer than the kernel allows; send a shell line or a file")
+	case syscall.EACCES, syscall.ENOEXEC, syscall.EISDIR, syscall.ELOOP, syscall.ETXTBSY, syscall.ENAMETOOLONG, syscall.EPERM:
+	case syscall.EAGAIN, syscall.ENOMEM:
+		return nil, refuse(503, "no_resources", "the sandbox can't start another process: "+errno.Error())
+	default:
+		return nil, errno
+	}
+	text := newCapture(r.head.Output)
+	text.write([]byte(fmt.Sprintf("%s: %s\n", name, errno.Error())))
+	result := &execResult{}
+	result.fill(syscall.WaitStatus(code<<8), newCapture(0), text)
+	return result, nil
+}
+
+// kill ends all that a command started, and nothing else.
+func (e *executor) kill(pid int, marker string, leaf *leaf) int {
+	deadline := time.Now().Add(killTimeout)
+	leaf.kill()
+	// After the group as well: the scan is what proves that nobody is left.
+	_, left := killUntilStable([]byte(marker+"\x00"), deadline, func(p *process) bool {
+		return p.pid == pid || p.session == pid || p.group == pid || p.marked
+	})
+	return left
+}
+
+func (r *execResult) fill(status syscall.WaitStatus, stdout, stderr *capture) {
+	switch {
+	case r.TimedOut || r.Cancelled:
+		number := int(syscall.SIGKILL)
+		r.Signal = &number
+	case status.Signaled():
+		number := int(status.Signal())
+		r.Signal = &number
+	default:
+		code := status.ExitStatus()
+		r.ExitCode = &code
+	}
+	r.Stdout, r.Stderr = stdout.kept(), stderr.kept()
+	r.StdoutDropped, r.StderrDropped = stdout.dropped(), stderr.dropped()
+	for i, parts := range [2][3][]byte{stdout.parts(), stderr.parts()} {
+		copy(r.output[3*i:], parts[:])
+	}
+}
+
+func (r *execResult) size() int { return r.Stdout + r.Stderr }

@@ -1,0 +1,3 @@
+module orchard.agent
+
+go 1.25

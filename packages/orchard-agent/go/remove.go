@@ -1,0 +1,137 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"io"
+	"io/fs"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"time"
+)
+
+// removeTree removes a folder made to resist it too: without rights, or nested deeper than descriptors last.
+func removeTree(path string) error {
+	if os.RemoveAll(path) == nil {
+		return nil
+	}
+	root, err := os.OpenRoot(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	name := filepath.Base(path)
+	info, err := root.Lstat(name)
+	if err != nil || !info.IsDir() {
+		return os.RemoveAll(path)
+	}
+	if err := root.Chmod(name, 0o700); err != nil {
+		return err
+	}
+	top, err := root.OpenRoot(name)
+	if err != nil {
+		return err
+	}
+	defer top.Close()
+	if err := flatten(top); err != nil {
+		return err
+	}
+	return root.Remove(name)
+}
+
+// flatten empties a folder without ever going deeper than one level: folders move up to it and wait their turn.
+func flatten(top *os.Root) error {
+	queue := []string{"."}
+	for moved := 0; len(queue) > 0; {
+		folder := queue[len(queue)-1]
+		queue = queue[:len(queue)-1]
+		names, err := readNames(top, folder)
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			child := filepath.Join(folder, name)
+			info, err := top.Lstat(child)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			if err = top.Remove(child); err == nil {
+				continue
+			}
+			if !info.IsDir() {
+				return err
+			}
+			if err := top.Chmod(child, 0o700); err != nil {
+				return err
+			}
+			place := child
+			if folder != "." {
+				moved++
+				place = ".orchard-removed-" + strconv.Itoa(moved)
+				if err := top.Rename(child, place); err != nil {
+					return err
+				}
+			}
+			queue = append(queue, place)
+		}
+		if folder != "." {
+			if err := top.Remove(folder); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func readNames(top *os.Root, folder string) ([]string, error) {
+	file, err := top.Open(folder)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	return file.Readdirnames(-1)
+}
+
+// janitorCommand waits for its client's end and removes the folders of the sandboxes that it owned.
+func janitorCommand(args []string) error {
+	flags := flag.NewFlagSet("janitor", flag.ExitOnError)
+	base := flags.String("base", "", "folder of the sandboxes")
+	owner := flags.String("owner", "", "the client's tag, found in the file `owner` of each of its sandboxes")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if *base == "" || *owner == "" {
+		return errors.New("-base and -owner are needed")
+	}
+	signal.Ignore()
+	io.Copy(io.Discard, os.Stdin)
+	var owned []string
+	entries, err := os.ReadDir(*base)
+	if err != nil {
+		return nil
+	}
+	for _, entry := range entries {
+		folder := filepath.Join(*base, entry.Name())
+		if tag, err := os.ReadFile(filepath.Join(folder, "owner")); err == nil && string(tag) == *owner {
+			owned = append(owned, folder)
+		}
+	}
+	for deadline := time.Now().Add(20 * time.Second); len(owned) > 0 && time.Now().Before(deadline); {
+		left := owned[:0]
+		for _, folder := range owned {
+			// Processes of the sandbox may live a moment longer and write while it is removed.
+			if removeTree(folder) != nil {
+				left = append(left, folder)
+			}
+		}
+		if owned = left; len(owned) > 0 {
+			time.Sleep(50 * time.Millisecond)
+		}
+	}
+	return nil
+}

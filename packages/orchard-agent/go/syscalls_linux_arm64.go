@@ -1,0 +1,8 @@
+package main
+
+// Numbers that the frozen syscall package lacks.
+const (
+	sysMemfdCreate  = 279
+	sysMountSetattr = 442
+	sysPidfdOpen    = 434
+)
