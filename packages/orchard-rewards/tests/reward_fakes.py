@@ -118,6 +118,9 @@ class FolderSandbox:
         kind = "symlink" if file.is_symlink() and not follow else "directory" if file.is_dir() else "file"
         return FileInfo(name=file.name, kind=kind, size=0, mode=0, modified=0.0, uid=1000)
 
+    async def list_dir(self, path: str, *, limit: int = 100_000) -> list[str]:
+        return sorted(file.name for file in self.path(path).iterdir())
+
     async def remove(self, path: str, *, recursive: bool = False) -> None:
         file = self.path(path)
         self.removed.append(path)

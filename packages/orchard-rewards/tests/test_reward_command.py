@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 from reward_fakes import FolderSandbox, episode
 
-from orchard_api.errors import GraderError, SandboxGone, SandboxRequestError
+from orchard_api.errors import GraderError, SandboxFileError, SandboxGone, SandboxRequestError
 from orchard_api.sandbox import ExecResult
 from orchard_api.task import Check
 from orchard_rewards.command import CommandConfig, CommandReward
@@ -297,3 +297,21 @@ async def test_values_of_this_machine_do_not_reach_the_check(
     monkeypatch.setenv("HOST_SECRET", "x")
     result = await score(box, Check(command="env"))
     assert "HOST_SECRET" not in result.evidence["stdout"] and os.environ["HOST_SECRET"] == "x"
+
+
+async def test_a_target_that_is_a_mount_point_is_emptied(box: FolderSandbox) -> None:
+    class Mounted(FolderSandbox):
+        async def remove(self, path: str, *, recursive: bool = False) -> None:
+            if path != str(self.top / "tests"):
+                return await super().remove(path, recursive=recursive)
+            for file in (self.top / "tests").iterdir():
+                file.unlink()
+            raise SandboxFileError("busy", reason="other", path=path)
+
+    (box.top / "m").mkdir()
+    mounted = Mounted(box.top / "m")
+    target = mounted.top / "tests"
+    target.mkdir()
+    (target / "trap").touch()
+    result = await score(mounted, Check(command="ls -A", files={"a": b""}, target=str(target)))
+    assert result.evidence["stdout"] == "a\n" and list(target.iterdir()) == []

@@ -90,13 +90,13 @@ class CommandReward:
         else:
             own, target = await asyncio.to_thread(_tars, check)
         await sandbox.kill_processes()
+        await sandbox.make_dir(root, mode=0o700, parents=False)
         await _put(sandbox, root, own)
         if check.target is not None:
-            await _clear(sandbox, check.target)
+            await _fresh(sandbox, check.target)
             await _put(sandbox, check.target, target)
         if check.verdict == "reward_file":
-            await _clear(sandbox, VERIFIER_FOLDER)
-            await sandbox.make_dir(VERIFIER_FOLDER)
+            await _fresh(sandbox, VERIFIER_FOLDER)
         script = check_script(check.command, root=root, folder=check.target or f"{root}/check")
         result = await sandbox.exec(
             ["/bin/sh", "-c", script],
@@ -146,47 +146,48 @@ def _tars(check: Check) -> tuple[bytes, bytes]:
 
 
 async def _put(sandbox: Sandbox, path: str, data: bytes) -> None:
-    """Make a folder that was not there, and fill it."""
-    await sandbox.make_dir(path, mode=0o700, parents=False)
     report = await sandbox.put_tar(path, data)
     if report.skipped:
         name, reason = report.skipped[0]
         raise GraderError(f"{len(report.skipped)} of the check's files were refused, the first {name!r}: {reason}")
 
 
-async def _clear(sandbox: Sandbox, path: str) -> None:
-    """Remove what is at a path, and symlinks that somebody but root put on the way to it; make its parent."""
-    parent = posixpath.dirname(path)
+async def _fresh(sandbox: Sandbox, path: str) -> None:
+    """Make an empty folder whatever is at its path; symlinks on the way that somebody but root made are replaced."""
     at = ""
-    for part in parent.strip("/").split("/") if parent != "/" else []:
+    for part in posixpath.dirname(path).strip("/").split("/"):
         at = f"{at}/{part}"
+        if at == "/":
+            continue
         try:
             info = await sandbox.stat(at, follow=False)
         except SandboxFileError as error:
             if error.reason != "not_found":
                 raise
-            await sandbox.make_dir(at)
-            continue
-        if info.kind != "directory" and not (info.kind == "symlink" and info.uid == 0):
+        else:
+            if info.kind == "directory" or (info.kind == "symlink" and info.uid == 0):
+                continue
             await sandbox.remove(at)
-            await sandbox.make_dir(at)
+        await sandbox.make_dir(at)
+    await _remove(sandbox, path)
+    await sandbox.make_dir(path)
+
+
+async def _remove(sandbox: Sandbox, path: str) -> None:
+    """Remove all that is at a path; a mount point stays as an empty folder."""
     try:
         await sandbox.remove(path, recursive=True)
     except SandboxFileError as error:
-        if error.reason != "not_found":
+        if error.reason != "not_found" and await sandbox.list_dir(path, limit=1):
             raise
 
 
 async def _clean(sandbox: Sandbox, paths: list[str]) -> None:
-    for path in paths:
-        try:
-            await sandbox.remove(path, recursive=True)
-        except SandboxFileError as error:
-            if error.reason != "not_found":
-                logger.warning("the check's folder %s could not be removed: %s", path, error.message)
-        except (InfraError, SandboxRequestError) as error:
-            logger.warning("the check's folder %s could not be removed: %s", path, error)
-            return
+    try:
+        for path in paths:
+            await _remove(sandbox, path)
+    except (InfraError, SandboxRequestError) as error:
+        logger.warning("the check's folder could not be removed: %s", error)
 
 
 def _evidence(check: Check, result: ExecResult, env: FilledEnv) -> dict[str, object]:
