@@ -60,17 +60,11 @@ class Run:
     distilled: dict[str, list[Episode]] = field(default_factory=dict)
 
     async def play(
-        self,
-        stage: str,
-        requests: Iterator[GroupRequest],
-        harness: Harness,
-        *,
-        temperature: float | None,
-        total: int | None,
+        self, label: str, requests: Iterator[GroupRequest], harness: Harness, *, temperature: float | None
     ) -> AsyncGenerator[Group, None]:
-        """Play groups, record each episode, and count them under `stage`."""
+        """Play groups and record each episode in the folder `label`."""
         tally = Tally(solved_at=self.config.evaluation.solved_at)
-        log = EpisodeLog(self.run_dir, stage)
+        log = EpisodeLog(self.run_dir, label)
 
         def observe(episode: Episode) -> None:
             tally.add(episode)
@@ -92,8 +86,13 @@ class Run:
             self.workshop.observers.remove(observe)
             log.close()
 
-    async def evaluate(self, stage: str) -> Tally:
-        """Play the evaluation's tasks and record the success under the stage's name."""
+    async def evaluate(self, stage: str, *, label: str | None = None) -> Tally:
+        """Play the evaluation's tasks and record the success under the stage's name.
+
+        Args:
+            label: the folder of its episodes, `STAGE-heldout` by default.
+        """
+        label = label or f"{stage}-{self.config.evaluation.split}"
         section = self.config.evaluation
         tasks = self.tasks(section.split, section.tasks)
         requests = (
@@ -104,9 +103,7 @@ class Run:
         self.progress.phase(stage, "evaluating", total=count)
         begun = time.monotonic()
         tally = Tally(solved_at=section.solved_at)
-        async with contextlib.aclosing(
-            self.play(stage, requests, harness, temperature=section.temperature, total=count)
-        ) as groups:
+        async with contextlib.aclosing(self.play(label, requests, harness, temperature=section.temperature)) as groups:
             async for group in groups:
                 for episode in group.episodes:
                     tally.add(episode)
@@ -176,7 +173,7 @@ async def open_run(config: RunConfig, registry: Registry, run_dir: RunDir, progr
 async def evaluate(config: RunConfig, registry: Registry, run_dir: RunDir, progress: Progress) -> dict[str, Any]:
     """`orchard eval`: play the evaluation's tasks; returns the summary."""
     async with open_run(config, registry, run_dir, progress) as run:
-        await run.evaluate("eval")
+        await run.evaluate("eval", label="eval")
     return run.summary()
 
 
@@ -241,9 +238,7 @@ async def _distil(run: Run, stage: DistilStage) -> None:
     kept: list[Episode] = []
     tally = Tally(solved_at=run.config.evaluation.solved_at)
     deadline = _deadline(stage)
-    async with contextlib.aclosing(
-        run.play(stage.name, requests, harness, temperature=None, total=stage.episodes)
-    ) as groups:
+    async with contextlib.aclosing(run.play(stage.name, requests, harness, temperature=None)) as groups:
         async for group in groups:
             for episode in group.episodes:
                 tally.add(episode)
@@ -316,9 +311,7 @@ async def _rl(run: Run, trainer: Trainer, stage: RlStage) -> None:
         total = stage.groups_per_step * stage.group_size
         run.progress.phase(stage.name, f"step {step}/{stage.steps}", total=total)
         episodes: list[Episode] = []
-        async with contextlib.aclosing(
-            run.play(stage.name, requests, harness, temperature=None, total=total)
-        ) as groups:
+        async with contextlib.aclosing(run.play(stage.name, requests, harness, temperature=None)) as groups:
             async for group in groups:
                 episodes += group.episodes
         episodes.sort(key=lambda episode: episode.group_id)
