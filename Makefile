@@ -14,7 +14,7 @@ PACKAGES := orchard-api orchard-agent orchard-core orchard-harnesses orchard-rew
 SOURCES := $(PACKAGES:%=packages/%/src)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install system agent quickstart lint types check test bench soak clean
+.PHONY: install system agent quickstart lint types check test bench soak docs clean
 .DELETE_ON_ERROR:
 
 install: $(VENV)/installed
@@ -58,6 +58,10 @@ test: agent system lint types
 
 bench: agent system
 	$(BIN)/python benchmarks/run.py $(NAME)
+
+# The generated reference pages.
+docs: agent
+	$(BIN)/python docs/generate.py
 
 soak: agent system
 	$(BIN)/python benchmarks/soak.py
