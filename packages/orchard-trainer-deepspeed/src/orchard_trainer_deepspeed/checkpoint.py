@@ -39,7 +39,7 @@ def named_weights(model: Decoder) -> dict[str, Tensor]:
         found[prefix + "input_layernorm.weight"] = layer.input_norm.detach()
         for kind, fused in (("weight", layer.qkv), ("bias", layer.qkv_bias)):
             if fused is not None:
-                for name, part in zip("qkv", fused.detach().split((query, single, single)), strict=True):
+                for name, part in zip("qkv", torch.split(fused.detach(), [query, single, single]), strict=True):
                     found[f"{prefix}self_attn.{name}_proj.{kind}"] = part
         found[prefix + "self_attn.o_proj.weight"] = layer.output.detach()
         if layer.output_bias is not None:

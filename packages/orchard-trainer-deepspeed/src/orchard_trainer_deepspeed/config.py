@@ -62,7 +62,9 @@ class TorchTrainerConfig(PluginConfig):
     reset_optimizer: bool = Field(default=True, description="a stage begins with fresh AdamW moments")
     logits_chunk: int = Field(default=1 << 22, ge=1, description="logits alive at once, in elements")
     device: Device = "auto"
-    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="of the forward pass; masters are fp32")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="of the forward pass; masters are fp32"
+    )
     threads: int | None = Field(default=None, ge=1, description="CPU threads; 1 for small models by default")
 
     @field_validator("loss", mode="before")

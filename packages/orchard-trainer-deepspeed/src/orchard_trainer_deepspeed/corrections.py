@@ -9,7 +9,7 @@ CLAMP = 20.0
 
 
 def clamped_exp(log_ratio: Tensor) -> Tensor:
-    """exp with the exponent held in [-20, 20], so that a ratio is always finite."""
+    """Exponential with the exponent held in [-20, 20], so that a ratio is always finite."""
     return log_ratio.clamp(-CLAMP, CLAMP).exp()
 
 

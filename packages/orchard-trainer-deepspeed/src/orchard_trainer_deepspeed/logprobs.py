@@ -13,8 +13,8 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Log probabilities and entropies at a temperature.
 
-    Logits are made `chunk` elements at a time (two such buffers are alive), in both passes. Temperature 0 (greedy) is computed at 1, as the policy
-    server does.
+    Logits are made `chunk` elements at a time (two such buffers are alive), in both passes. Temperature 0 (greedy) is
+    computed at 1, as the policy server does.
 
     Args:
         hidden: [N, d], the states that predict.
@@ -40,9 +40,16 @@ class _TokenLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, matrix: Tensor, targets: Tensor, scale: float, rows: int
     ) -> tuple[Tensor, Tensor]:
+        with torch.autocast(hidden.device.type, enabled=False):
+            return _TokenLogprobs._forward(ctx, hidden, matrix, targets, scale, rows)
+
+    @staticmethod
+    def _forward(
+        ctx: Any, hidden: Tensor, matrix: Tensor, targets: Tensor, scale: float, rows: int
+    ) -> tuple[Tensor, Tensor]:
         output = matrix.to(hidden.dtype).T
         logprobs, entropies, norms = [], [], []
-        for states, wanted in zip(hidden.split(rows), targets.split(rows), strict=True):
+        for states, wanted in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True):
             logits = _wide(states @ output).mul_(scale)
             peak = logits.amax(-1, keepdim=True)
             logits.sub_(peak)
