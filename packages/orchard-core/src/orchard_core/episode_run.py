@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
+from orchard_api.archive import TarWriter
 from orchard_api.episode import Episode, HarnessResult, Outcome, Score
 from orchard_api.errors import DeadlineError, Failure, FailureClass, GraderError, InfraError
 from orchard_api.rollout import GroupRequest, RolloutContext
@@ -16,7 +17,6 @@ from orchard_api.sandbox import Sandbox
 from orchard_api.task import Task
 from orchard_api.trajectory import Trajectory
 from orchard_core.engine_config import AsyncioEngineConfig
-from orchard_core.folders import tar_folder
 from orchard_core.settle import settle
 
 
@@ -159,12 +159,13 @@ async def set_up(task: Task, sandbox: Sandbox) -> None:
     Raises:
         InfraError: the setup line failed or a file was refused.
     """
-    if task.folder is not None:
-        report = await sandbox.put_tar(".", await asyncio.to_thread(tar_folder, task.folder))
+    if task.folder is not None or len(task.files) > 1:
+        report = await sandbox.put_tar(".", await asyncio.to_thread(_pack, task) if task.folder else _pack(task))
         if report.skipped:
-            raise InfraError(f"task {task.task_id}: files of {task.folder} were refused: {report.skipped[:3]}")
-    for path, data in task.files.items():
-        await sandbox.write_file(path, data)
+            raise InfraError(f"task {task.task_id}: some of its files were refused: {report.skipped[:3]}")
+    else:
+        for path, data in task.files.items():
+            await sandbox.write_file(path, data)
     if task.setup is not None:
         done = await sandbox.exec(task.setup, timeout_s=3600.0)
         if not done.ok:
@@ -172,3 +173,13 @@ async def set_up(task: Task, sandbox: Sandbox) -> None:
                 f"task {task.task_id}: its setup line exited {done.exit_code}: "
                 f"{done.stderr_text[-500:] or done.stdout_text[-500:]}"
             )
+
+
+def _pack(task: Task) -> bytes:
+    """A task's folder and files as one tar, so that many small files cost one request."""
+    writer = TarWriter()
+    if task.folder is not None:
+        writer.tree(task.folder, without=task.files)
+    for path, data in task.files.items():
+        writer.file(path, data)
+    return writer.getvalue()

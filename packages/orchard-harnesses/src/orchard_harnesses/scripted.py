@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import math
-import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchard_api.archive import TarWriter
 from orchard_api.episode import HarnessResult, Outcome
 from orchard_api.errors import Failure, HarnessError, OrchardError
 from orchard_api.messages import Message
@@ -119,19 +118,9 @@ async def put_folder(sandbox: Sandbox, folder: Path, target: str) -> None:
 
 
 def _tar(folder: Path) -> bytes:
-    def keep(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        name = info.name.rpartition("/")[2]
-        if name.startswith("._") or name == ".DS_Store":
-            return None
-        info.uid = info.gid = 0
-        info.uname = info.gname = ""
-        return info
-
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for path in sorted(folder.iterdir()):
-            archive.add(path, arcname=path.name, filter=keep)
-    return buffer.getvalue()
+    writer = TarWriter()
+    writer.tree(folder)
+    return writer.getvalue()
 
 
 class NoopHarness:

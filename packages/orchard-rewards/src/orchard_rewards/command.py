@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from pydantic import Field
 
+from orchard_api.archive import TarWriter
 from orchard_api.episode import Episode, Score
 from orchard_api.errors import GraderError, InfraError, SandboxFileError, SandboxRequestError
 from orchard_api.registry import PluginConfig
@@ -18,7 +19,7 @@ from orchard_api.sandbox import ExecResult, Sandbox
 from orchard_api.task import Check, Task
 from orchard_rewards.isolation import check_script, clean_environment
 from orchard_rewards.substitution import FilledEnv, fill
-from orchard_rewards.upload import TarWriter, add_check
+from orchard_rewards.upload import add_check
 from orchard_rewards.verdict import VERIFIER_FOLDER, read_reward
 
 logger = logging.getLogger("orchard_rewards")
@@ -135,7 +136,7 @@ def _tars(check: Check) -> tuple[bytes, bytes]:
     """
     own, target = TarWriter(), TarWriter()
     for name in ("home", "aside", "check"):
-        own.folder(name)
+        own.folder(name, mode=0o700)
     own.file("pytest.ini", b"")
     own.file("package.json", b"{}\n")
     try:
