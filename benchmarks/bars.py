@@ -25,6 +25,10 @@ BARS: dict[str, tuple[str, float, str]] = {
     "quickstart-seconds": ("<=", 240, "s"),
     "quickstart-over-sft": (">=", 0.05, "held-out success"),
     "quickstart-shuffled": ("<=", 0.05, "held-out success"),
+    "soak-solved": (">=", 1.0, "share"),
+    "soak-memory-mb": ("<=", 8, "MiB growth"),
+    "soak-files": ("<=", 10, "growth"),
+    "soak-left": ("<=", 0, "sandboxes"),
 }
 
 
