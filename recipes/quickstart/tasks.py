@@ -103,14 +103,15 @@ def lay_out(rng: random.Random) -> Desk:
     orders = []
     for _ in range(ORDERS):
         order = Order(verb=rng.choice(tuple(WORDING)), a=next(names), b=next(names))
-        files[order.a if order.verb in ("copy", "rename") else order.b] = _line(rng)
+        files[order.a if order.verb in ("copy", "rename") else order.b] = _line(rng, other_than=order.a)
         orders.append(order)
     files[note] = "".join(f"{order.text}\n" for order in orders)
     return Desk(note=note, orders=tuple(orders), files=files)
 
 
-def _line(rng: random.Random) -> str:
-    return f"{rng.choice(NAMES)}\n"
+def _line(rng: random.Random, *, other_than: str = "") -> str:
+    """A line of content; what is to be written must not be there already."""
+    return f"{rng.choice([name for name in NAMES if name != other_than])}\n"
 
 
 class DeskConfig(PluginConfig):

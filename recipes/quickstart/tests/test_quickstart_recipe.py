@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,17 @@ def test_a_task_is_not_solved_before_or_beyond_its_orders(tmp_path: Path) -> Non
     for number, task in enumerate(take("train", 10)):
         assert not play(task, tmp_path / f"looked-{number}", steps=1)
         assert not play(task, tmp_path / f"more-{number}", extra="touch more")
+
+
+def test_each_order_changes_something_and_its_mix_up_something_else() -> None:
+    rng = random.Random(5)
+    for _ in range(3000):
+        laid = desk.lay_out(rng)
+        for order in laid.orders:
+            right, wrong = dict(laid.files), dict(laid.files)
+            order.carry_out(right)
+            order.mixed_up().carry_out(wrong)
+            assert laid.files != right != wrong
 
 
 def test_the_clerk_is_right_as_often_as_said(tmp_path: Path) -> None:
