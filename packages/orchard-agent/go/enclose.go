@@ -31,6 +31,7 @@ type bind struct {
 }
 
 const (
+	capSetpcap     = 8
 	capNetAdmin    = 12
 	capSysAdmin    = 21
 	capSysResource = 24
@@ -57,7 +58,7 @@ func encloseCommand(args []string) error {
 			syscall.CLONE_NEWUTS | syscall.CLONE_NEWCGROUP,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: e.UID, HostID: os.Getuid(), Size: 1}},
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: e.GID, HostID: os.Getgid(), Size: 1}},
-		AmbientCaps: []uintptr{capNetAdmin, capSysAdmin, capSysResource},
+		AmbientCaps: []uintptr{capSetpcap, capNetAdmin, capSysAdmin, capSysResource},
 		Pdeathsig:   syscall.SIGKILL,
 	}
 	if !e.Network {
@@ -181,7 +182,7 @@ func (e *enclosure) devices(dev string) error {
 		return fmt.Errorf("mount /dev/pts: %w", err)
 	}
 	options := fmt.Sprintf("mode=1777,size=%d", e.ShmBytes)
-	if err := syscall.Mount("tmpfs", filepath.Join(dev, "shm"), "tmpfs", flags|syscall.MS_NODEV, options); err != nil {
+	if err := syscall.Mount("tmpfs", filepath.Join(dev, "shm"), "tmpfs", syscall.MS_NOSUID|syscall.MS_NODEV, options); err != nil {
 		return fmt.Errorf("mount /dev/shm: %w", err)
 	}
 	return syscall.Mount("", dev, "", flags|syscall.MS_REMOUNT|syscall.MS_BIND|syscall.MS_RDONLY, "")

@@ -12,10 +12,10 @@ type life struct {
 	lastSeen time.Time
 	active   int
 	once     sync.Once
-	finish   func()
+	finish   func(code int)
 }
 
-func newLife(ttl time.Duration, finish func()) *life {
+func newLife(ttl time.Duration, finish func(code int)) *life {
 	return &life{ttl: ttl, lastSeen: time.Now(), finish: finish}
 }
 
@@ -51,13 +51,16 @@ func (l *life) left() time.Duration {
 	return max(0, l.ttl-time.Since(l.lastSeen))
 }
 
-func (l *life) end() { l.once.Do(l.finish) }
+// expired is the exit code when the TTL ran out.
+const expired = 75
+
+func (l *life) end(code int) { l.once.Do(func() { l.finish(code) }) }
 
 func (l *life) watch() {
 	for {
 		left := l.left()
 		if left == 0 {
-			l.end()
+			l.end(expired)
 			return
 		}
 		if left < 0 || left > 5*time.Second {

@@ -152,6 +152,14 @@ func (c *limitConn) Close() error {
 	return c.Conn.Close()
 }
 
+// CloseWrite lets the server half-close, so that a refusal is read before the connection is reset.
+func (c *limitConn) CloseWrite() error {
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return nil
+}
+
 // ReadFrom keeps the kernel's own copying of files to sockets where there is one.
 func (c *limitConn) ReadFrom(r io.Reader) (int64, error) {
 	if direct, ok := c.Conn.(io.ReaderFrom); ok {

@@ -45,8 +45,8 @@ func serve(s *settings) error {
 	if err != nil {
 		return err
 	}
-	life := newLife(s.ttl(), func() { endSandbox(s) })
-	if err := harden(s, life.end); err != nil {
+	life := newLife(s.ttl(), func(code int) { endSandbox(s, code) })
+	if err := harden(s, func() { life.end(0) }); err != nil {
 		return err
 	}
 	reaper := newReaper()
@@ -59,7 +59,7 @@ func serve(s *settings) error {
 		settings: s, executor: executor, kept: newKept(), life: life,
 		slots: make(chan struct{}, s.MaxExecs), started: time.Now(),
 	}
-	s.watchLifeline(life.end)
+	s.watchLifeline(func() { life.end(0) })
 	go life.watch()
 	plain := &http.Server{
 		Handler:           one.handler(),
@@ -73,14 +73,14 @@ func serve(s *settings) error {
 	if errors.Is(err, net.ErrClosed) || errors.Is(err, http.ErrServerClosed) {
 		err = nil
 	}
-	life.end()
+	life.end(0)
 	return err
 }
 
 // endSandbox kills what is left and exits: as PID 1 the kernel does the former.
-func endSandbox(s *settings) {
+func endSandbox(s *settings, code int) {
 	quiesce(s.OwnsNamespace, 3*time.Second)
-	os.Exit(0)
+	os.Exit(code)
 }
 
 // boundedLog keeps a hostile client from filling the log.
@@ -139,7 +139,7 @@ func (s *server) health(w http.ResponseWriter, _ *http.Request) error {
 	answerJSON(w, map[string]any{
 		"version": version, "uptime_s": time.Since(s.started).Seconds(), "running": len(s.slots),
 		"execs": s.execs.Load(), "ttl_s": s.life.left().Seconds(), "groups": s.executor.groups != nil,
-		"workdir": quote(s.settings.Workdir),
+		"workdir": quote(s.settings.Workdir), "instance": s.executor.nonce,
 	})
 	return nil
 }

@@ -1,0 +1,217 @@
+"""One HTTP/1.1 connection to an agent, and a bounded pool of them. What the agent sends is hostile: all is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from dataclasses import dataclass, field
+
+import h11
+from orchard_api.errors import OverloadedError, TransportError
+from orchard_api.transport import ByteStream, Transport
+
+READ_BYTES = 256 << 10
+_HEAD_BYTES = 64 << 10
+_JOIN_BYTES = 128 << 10
+
+Body = bytes | bytearray | AsyncIterable[bytes] | None
+
+
+@dataclass(kw_only=True, slots=True)
+class Response:
+    """An answer whose body is still to be read.
+
+    Attributes:
+        status: HTTP status.
+        headers: lower-case names.
+        length: the body's length where it is known beforehand.
+        trailers: set once the body has been read.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    length: int | None
+    trailers: dict[str, str] = field(default_factory=dict)
+
+
+class Connection:
+    """One stream that carries one request at a time."""
+
+    def __init__(self, stream: ByteStream, *, headers: list[tuple[bytes, bytes]]) -> None:
+        self._stream = stream
+        self._headers = headers
+        self._machine = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
+        self.answered = False
+
+    @property
+    def reusable(self) -> bool:
+        """Whether the last exchange ended cleanly and the agent keeps the connection open."""
+        return self._machine.our_state is h11.DONE and self._machine.their_state is h11.DONE
+
+    @property
+    def stale(self) -> bool:
+        """Whether the idle stream is known to have ended."""
+        return bool(getattr(self._stream, "stale", False))
+
+    async def request(self, method: str, target: bytes, body: Body = None) -> Response:
+        """Send a request and read the head of its answer.
+
+        Raises:
+            TransportError: the stream broke, or what came is not HTTP.
+        """
+        if self._machine.our_state is h11.DONE:
+            self._machine.start_next_cycle()
+        self.answered = False
+        if body is None or isinstance(body, (bytes, bytearray)):
+            framing = (b"Content-Length", str(len(body or b"")).encode())
+        else:
+            framing = (b"Transfer-Encoding", b"chunked")
+        head = self._machine.send(h11.Request(method=method, target=target, headers=[*self._headers, framing]))
+        try:
+            await self._send(head or b"", body)
+        except TransportError:
+            # The agent may have refused the body half-way, and said why.
+            return await self._head()
+        return await self._head()
+
+    async def _send(self, head: bytes, body: Body) -> None:
+        if body is None or isinstance(body, (bytes, bytearray)):
+            body = body or b""
+            if body:
+                self._machine.send(h11.Data(data=body))
+            self._machine.send(h11.EndOfMessage())
+            if len(body) <= _JOIN_BYTES:
+                await self._stream.write(head + body)
+            else:
+                await self._stream.write(head)
+                await self._stream.write(memoryview(body))
+            return
+        await self._stream.write(head)
+        async for chunk in body:
+            if chunk:
+                await self._stream.write(self._machine.send(h11.Data(data=chunk)) or b"")
+        await self._stream.write(self._machine.send(h11.EndOfMessage()) or b"")
+
+    async def _head(self) -> Response:
+        event = await self._next()
+        while isinstance(event, h11.InformationalResponse):
+            event = await self._next()
+        if not isinstance(event, h11.Response):
+            raise TransportError("the agent closed the connection before it answered")
+        self.answered = True
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
+        length = headers.get("content-length")
+        return Response(status=event.status_code, headers=headers, length=None if length is None else int(length))
+
+    async def chunks(self, response: Response) -> AsyncIterator[bytes]:
+        """The body as it comes; trailers are in `response` afterwards."""
+        while True:
+            event = await self._next()
+            if isinstance(event, h11.Data):
+                yield bytes(event.data)
+            elif isinstance(event, h11.EndOfMessage):
+                response.trailers.update((n.decode("latin-1"), v.decode("latin-1")) for n, v in event.headers)
+                return
+            else:
+                raise TransportError("the agent closed the connection in the middle of its answer")
+
+    async def read_all(self, response: Response, limit: int) -> bytes:
+        """The whole body.
+
+        Raises:
+            TransportError: it is longer than `limit` bytes, or the stream broke.
+        """
+        if response.length is not None and response.length > limit:
+            raise TransportError(f"the agent's answer has {response.length} bytes; at most {limit} were asked for")
+        parts: list[bytes] = []
+        size = 0
+        async for chunk in self.chunks(response):
+            size += len(chunk)
+            if size > limit:
+                raise TransportError(f"the agent's answer is longer than the {limit} bytes asked for")
+            parts.append(chunk)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _next(self) -> h11.Event | type[h11.PAUSED]:
+        try:
+            while True:
+                event = self._machine.next_event()
+                if event is not h11.NEED_DATA:
+                    return event
+                self._machine.receive_data(await self._stream.read(READ_BYTES))
+        except h11.RemoteProtocolError as error:
+            raise TransportError(f"the agent's answer is broken: {error}") from error
+
+    async def aclose(self) -> None:
+        """Close the stream."""
+        await self._stream.aclose()
+
+
+class ConnectionPool:
+    """Keep-alive connections to one agent, at most `limit` at once.
+
+    Args:
+        limit: connections that may be open together; callers beyond it wait.
+    """
+
+    def __init__(self, transport: Transport, *, token: str, limit: int = 64) -> None:
+        self._transport = transport
+        self._headers = [(b"Host", b"agent"), (b"Authorization", b"Bearer " + token.encode("ascii"))]
+        self._idle: list[Connection] = []
+        self._slots = asyncio.Semaphore(limit)
+        self._limit = limit
+        self._closed = False
+
+    @contextlib.asynccontextmanager
+    async def connection(self, *, wait_s: float, fresh: bool = False) -> AsyncIterator[Connection]:
+        """Borrow a connection; one whose exchange did not end cleanly is closed afterwards.
+
+        Args:
+            wait_s: how long to wait for a free slot.
+            fresh: open a new stream rather than trust an idle one.
+
+        Raises:
+            OverloadedError: all were busy for `wait_s`.
+            SandboxGone, TransportError: no stream could be opened.
+        """
+        if self._closed:
+            raise TransportError("this handle on the sandbox is closed")
+        if self._slots.locked():
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._slots.acquire()
+            except TimeoutError:
+                raise OverloadedError(f"all {self._limit} connections to the sandbox are busy") from None
+        else:
+            await self._slots.acquire()
+        try:
+            connection = await self._open(fresh)
+            try:
+                yield connection
+            finally:
+                if connection.reusable and not self._closed:
+                    self._idle.append(connection)
+                else:
+                    await connection.aclose()
+        finally:
+            self._slots.release()
+
+    async def _open(self, fresh: bool) -> Connection:
+        while self._idle and not fresh:
+            connection = self._idle.pop()
+            if not connection.stale:
+                return connection
+            await connection.aclose()
+        return Connection(await self._transport.connect(), headers=self._headers)
+
+    async def reset(self) -> None:
+        """Close the idle connections: the agent behind them has gone or changed."""
+        while self._idle:
+            await self._idle.pop().aclose()
+
+    async def aclose(self) -> None:
+        """Close all; those in use close when they are given back."""
+        self._closed = True
+        await self.reset()
+        await self._transport.aclose()

@@ -1,0 +1,1 @@
+"""The embedded `local` environment: sandboxes on this Linux machine, without a daemon."""

@@ -1,0 +1,340 @@
+"""`LocalEnvironment`: sandboxes as processes of this machine, each in namespaces of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import posixpath
+import secrets
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from orchard_api.environment import Capabilities
+from orchard_api.errors import (
+    CapabilityError,
+    InfraError,
+    OrchardError,
+    SandboxCreateError,
+    SandboxDeleteError,
+    SandboxGone,
+    StartTimeoutError,
+    TransportError,
+)
+from orchard_api.sandbox import SandboxInfo, SandboxSpec
+
+from orchard_agent.client import AgentSandbox
+from orchard_agent.local import records
+from orchard_agent.local.base_folder import BaseFolder, default_base
+from orchard_agent.local.binary import agent_binary, architecture
+from orchard_agent.local.config import LocalConfig
+from orchard_agent.local.isolation import Enclosure, Isolation
+from orchard_agent.local.launch import LaunchedAgent, launch
+from orchard_agent.local.processes import ProcessId, kill_and_wait
+from orchard_agent.local.records import Record, checked_id
+from orchard_agent.local.removal import remove_tree
+from orchard_agent.local.root_folder import AGENT_PATH, HOME, INSIDE_USER, WORKSPACE, WRITABLE, Bind, RootFolder
+from orchard_agent.local.root_folder import make_root_folder
+from orchard_agent.local.selection import choose_isolation
+from orchard_agent.local.transport import LocalTransport
+
+logger = logging.getLogger("orchard_agent.local")
+_KILL_S = 10.0
+
+
+class LocalEnvironment:
+    """See `orchard_api.Environment`. Its sandboxes end with this process, whichever way it ends."""
+
+    Config = LocalConfig
+
+    def __init__(self, config: LocalConfig) -> None:
+        self._config = config
+        self._base: BaseFolder | None = None
+        self._isolation: Isolation | None = None
+        self._roots: dict[bool, RootFolder] = {}
+        self._mine: dict[str, LaunchedAgent] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._janitor: subprocess.Popen[bytes] | None = None
+        self._owner = ""
+        self.capabilities = Capabilities(
+            networks=frozenset({"none", "full"}), isolation="bubblewrap or unshare; see `orchard doctor`"
+        )
+
+    async def start(self) -> None:
+        """See `Environment`. Chooses the isolation by trying it, and removes what dead clients left."""
+        if self._base is not None:
+            return
+        agent = agent_binary()
+        uid = self._config.uid if os.geteuid() == 0 else None
+        self._base = BaseFolder(self._config.base or default_base(), group=uid)
+        try:
+            for network in (False, True):
+                self._roots[network] = await asyncio.to_thread(
+                    make_root_folder, self._base.roots, agent=agent, network=network, read_only=self._config.read_only
+                )
+            self._isolation = await asyncio.to_thread(choose_isolation, self._config, uid=uid, root=self._roots[False])
+        except BaseException:
+            self._base.close()
+            self._base = None
+            raise
+        self.capabilities = replace(
+            self.capabilities, architectures=frozenset({architecture()}), isolation=self._isolation.text
+        )
+        if self._isolation.mode == "none":
+            logger.warning("local sandboxes are NOT isolated (allow_unisolated): %s", self._isolation.text)
+        me = ProcessId.of(os.getpid())
+        self._owner = f"{os.getpid()}.{me.started if me else 0}.{secrets.token_hex(4)}"
+        await asyncio.to_thread(self._sweep)
+        self._janitor = subprocess.Popen(
+            [str(agent), "janitor", "-base", str(self._base.boxes), "-owner", self._owner],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={},
+            cwd="/",
+            start_new_session=True,
+        )
+
+    def _sweep(self) -> None:
+        """Remove folders of sandboxes whose client and whose processes are both gone."""
+        for folder in self._folders():
+            owner = records.read_text(folder / records.OWNER)
+            pid, _, rest = owner.partition(".")
+            started = rest.partition(".")[0]
+            if not (pid.isdigit() and started.isdigit()) or ProcessId(pid=int(pid), started=int(started)).alive:
+                continue
+            record = Record.read(folder)
+            if record is None or not record.process.alive:
+                try:
+                    remove_tree(folder)
+                except OSError as error:
+                    logger.warning("the folder of dead sandbox %s can't be removed: %s", folder.name, error)
+
+    def _folders(self) -> list[Path]:
+        base = self._ready()[0]
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(path for path in base.boxes.iterdir() if path.is_dir())
+        return []
+
+    def _ready(self) -> tuple[BaseFolder, Isolation]:
+        if self._base is None or self._isolation is None:
+            raise InfraError("the local environment is not started", hint="await environment.start() first")
+        return self._base, self._isolation
+
+    def _lock(self, sandbox_id: str) -> asyncio.Lock:
+        return self._locks.setdefault(sandbox_id, asyncio.Lock())
+
+    async def create(self, spec: SandboxSpec, *, sandbox_id: str) -> AgentSandbox:
+        """See `Environment`."""
+        base, isolation = self._ready()
+        self._check(spec, isolation)
+        folder = base.boxes / checked_id(sandbox_id)
+        async with self._lock(sandbox_id):
+            existing = Record.read(folder)
+            if existing is not None and existing.process.alive:
+                return await self.attach(sandbox_id)
+            if existing is not None:
+                await self._remove(sandbox_id, folder)
+            try:
+                async with asyncio.timeout(spec.start_timeout_s):
+                    return await self._make(spec, sandbox_id, folder, isolation)
+            except BaseException as error:
+                await self._undo(sandbox_id, folder)
+                if isinstance(error, TimeoutError):
+                    raise StartTimeoutError(
+                        f"sandbox {sandbox_id} was not ready in {spec.start_timeout_s:g} s"
+                    ) from None
+                if isinstance(error, OSError):
+                    raise SandboxCreateError(f"sandbox {sandbox_id} could not be made: {error}") from error
+                if isinstance(error, (TransportError, SandboxGone)):
+                    raise SandboxCreateError(f"the agent of sandbox {sandbox_id} does not answer: {error}") from error
+                raise
+
+    def _check(self, spec: SandboxSpec, isolation: Isolation) -> None:
+        problems = self.capabilities.missing(spec)
+        if spec.extra:
+            problems.append(f"extra options {', '.join(sorted(spec.extra))}, which the local backend does not know")
+        if isolation.mode == "none" and spec.workdir is not None:
+            problems.append(f"working directory {spec.workdir}; unisolated sandboxes only have their default")
+        if problems:
+            raise CapabilityError("the local backend can't give " + "; nor ".join(problems))
+
+    async def _make(self, spec: SandboxSpec, sandbox_id: str, folder: Path, isolation: Isolation) -> AgentSandbox:
+        try:
+            self._make_folders(folder, isolation)
+        except FileExistsError:
+            raise SandboxCreateError(
+                f"sandbox {sandbox_id} is being made by another process, or its creation never ended",
+                hint="delete it, or use another id",
+            ) from None
+        workdir, enclosure = self._enclosure(spec, folder, isolation)
+        token = secrets.token_urlsafe(32)
+        argv = isolation.argv(enclosure, [AGENT_PATH, "serve", "-listen", "fd:{listen}", "-settings-fd", "{settings}"])
+        settings = self._settings(spec, workdir, token, isolation)
+        agent = await launch(folder, argv, settings, timeout_s=spec.start_timeout_s)
+        self._mine[sandbox_id] = agent
+        record = Record(
+            sandbox_id=sandbox_id,
+            token=token,
+            process=agent.process,
+            owner=self._owner,
+            created_at=time.time(),
+            ttl_s=spec.ttl_s,
+            workdir=workdir,
+            isolation=isolation.mode,
+            labels=dict(spec.labels),
+        )
+        sandbox = self._handle(record, folder)
+        await sandbox.wait_ready()
+        record.write(folder)
+        return sandbox
+
+    def _make_folders(self, folder: Path, isolation: Isolation) -> None:
+        folder.mkdir(mode=0o700)
+        (folder / records.OWNER).write_text(self._owner)
+        for name in WRITABLE.values():
+            (folder / name).mkdir()
+            (folder / name).chmod(0o1777 if name == "tmp" else 0o755)
+            if isolation.uid is not None:
+                os.chown(folder / name, isolation.uid, isolation.uid)
+        if isolation.uid is not None:
+            os.chown(folder, -1, isolation.uid)
+            folder.chmod(0o710)
+
+    def _enclosure(self, spec: SandboxSpec, folder: Path, isolation: Isolation) -> tuple[str, Enclosure]:
+        network = spec.network.mode == "full"
+        root = self._roots[network]
+        if isolation.mode == "none":
+            return str(folder / "workspace"), Enclosure(root=str(root.path), binds=(), network=True, workdir="/")
+        binds = [*root.binds]
+        binds += [Bind(source=str(folder / name), target=inside, writable=True) for inside, name in WRITABLE.items()]
+        workdir = posixpath.normpath(spec.workdir or WORKSPACE)
+        if not workdir.startswith("/") or workdir == "/":
+            raise CapabilityError(f"working directory {spec.workdir!r}: an absolute path below / is needed")
+        above = next((inside for inside in WRITABLE if workdir == inside or workdir.startswith(inside + "/")), None)
+        if above is None:
+            root.add_mount_point(workdir)
+            binds.append(Bind(source=str(folder / "workspace"), target=workdir, writable=True))
+        elif workdir != above:
+            here = folder / WRITABLE[above]
+            for part in Path(workdir).relative_to(above).parts:
+                here /= part
+                here.mkdir()
+                if isolation.uid is not None:
+                    os.chown(here, isolation.uid, isolation.uid)
+        return workdir, Enclosure(
+            root=str(root.path), binds=tuple(binds), network=network, workdir=workdir, shm_mb=self._config.shm_mb
+        )
+
+    def _settings(self, spec: SandboxSpec, workdir: str, token: str, isolation: Isolation) -> dict[str, Any]:
+        home = str(Path(workdir).parent / "home") if isolation.mode == "none" else HOME
+        own = {"HOME": home, "USER": INSIDE_USER, "LOGNAME": INSIDE_USER, "LANG": "C.UTF-8"}
+        if isolation.mode == "none":
+            own["TMPDIR"] = str(Path(workdir).parent / "tmp")
+        return {
+            "token": token,
+            "workdir": workdir,
+            "env": {**own, **self._config.env, **spec.env},
+            "ttl_s": spec.ttl_s,
+            "ignore_term": True,
+            "file_size_bytes": (self._config.file_size_mb or 0) << 20,
+            "open_files": self._config.open_files or 0,
+        }
+
+    def _handle(self, record: Record, folder: Path) -> AgentSandbox:
+        agent = self._mine.get(record.sandbox_id)
+        transport = LocalTransport(folder / records.SOCKET, record=record, agent=agent)
+        return AgentSandbox(transport, token=record.token, info=record.info(folder))
+
+    async def _undo(self, sandbox_id: str, folder: Path) -> None:
+        """Leave nothing of a creation that failed or was cancelled, however often it is cancelled meanwhile."""
+        if records.read_text(folder / records.OWNER) not in ("", self._owner):
+            return
+        task = asyncio.ensure_future(self._remove(sandbox_id, folder))
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(asyncio.wait([task]))
+        if (error := task.exception()) is not None:
+            logger.warning("what is left of sandbox %s can't be removed: %s", sandbox_id, error)
+
+    async def attach(self, sandbox_id: str) -> AgentSandbox:
+        """See `Environment`."""
+        base, _ = self._ready()
+        folder = base.boxes / checked_id(sandbox_id)
+        record = Record.read(folder)
+        if record is None:
+            raise SandboxGone(f"there is no local sandbox {sandbox_id}")
+        if not record.process.alive:
+            raise SandboxGone(f"sandbox {sandbox_id} is gone: its processes have ended")
+        return self._handle(record, folder)
+
+    async def list(self, labels: Mapping[str, str] = MappingProxyType({})) -> Sequence[SandboxInfo]:
+        """See `Environment`."""
+        found: list[SandboxInfo] = []
+        for folder in self._folders():
+            record = Record.read(folder)
+            info = record.info(folder) if record is not None else records.info_without_record(folder)
+            if info is not None and labels.items() <= info.labels.items():
+                found.append(info)
+        return found
+
+    async def renew(self, sandbox_id: str, ttl_s: float) -> None:
+        """See `Environment`."""
+        sandbox = await self.attach(sandbox_id)
+        try:
+            await sandbox.renew(ttl_s)
+        finally:
+            await sandbox.aclose()
+
+    async def delete(self, sandbox_id: str) -> None:
+        """See `Environment`."""
+        base, _ = self._ready()
+        folder = base.boxes / checked_id(sandbox_id)
+        async with self._lock(sandbox_id):
+            await self._remove(sandbox_id, folder)
+        self._locks.pop(sandbox_id, None)
+
+    async def _remove(self, sandbox_id: str, folder: Path) -> None:
+        agent = self._mine.get(sandbox_id)
+        record = Record.read(folder)
+        if agent is not None:
+            ended = await agent.kill(_KILL_S)
+        else:
+            ended = record is None or await kill_and_wait(record.process, _KILL_S)
+        if not ended:
+            raise self._not_deleted(sandbox_id, folder, f"its processes outlived SIGKILL by {_KILL_S:.0f} s")
+        self._mine.pop(sandbox_id, None)
+        try:
+            await asyncio.to_thread(remove_tree, folder)
+        except OSError as error:
+            raise self._not_deleted(sandbox_id, folder, f"its folder can't be removed: {error}") from error
+
+    def _not_deleted(self, sandbox_id: str, folder: Path, reason: str) -> SandboxDeleteError:
+        with contextlib.suppress(OSError):
+            (folder / records.FAILURE).write_text(reason)
+        return SandboxDeleteError(f"sandbox {sandbox_id} could not be deleted: {reason}", hint=f"look at {folder}")
+
+    async def aclose(self) -> None:
+        """See `Environment`."""
+        if self._base is None:
+            return
+        failures: list[OrchardError] = []
+        for sandbox_id in list(self._mine):
+            try:
+                await self.delete(sandbox_id)
+            except OrchardError as error:
+                failures.append(error)
+        if self._janitor is not None and self._janitor.stdin is not None:
+            self._janitor.stdin.close()
+            await asyncio.to_thread(self._janitor.wait)
+            self._janitor = None
+        self._base.close()
+        self._base = None
+        if failures:
+            raise SandboxDeleteError("; ".join(error.message for error in failures))
