@@ -30,6 +30,7 @@ class ReactHarness:
     def __init__(self, config: ReactConfig) -> None:
         self._config = config
         self._limits = config.limits()
+        self.needs = (config.policy,)
 
     async def run(self, task: Task, sandbox: Sandbox, policies: Mapping[str, PolicyEndpoint]) -> HarnessResult:
         """Play one episode; see `orchard_api.Harness`."""

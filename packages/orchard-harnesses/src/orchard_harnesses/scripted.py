@@ -59,6 +59,7 @@ class ScriptedHarness:
     """
 
     Config = ScriptedConfig
+    needs: tuple[str, ...] = ()
 
     def __init__(self, config: ScriptedConfig) -> None:
         self._config = config
@@ -127,6 +128,7 @@ class NoopHarness:
     """Submits at once, without a model: what a task scores when nothing is done."""
 
     Config = PluginConfig
+    needs: tuple[str, ...] = ()
 
     def __init__(self, config: PluginConfig) -> None:
         self._config = config
