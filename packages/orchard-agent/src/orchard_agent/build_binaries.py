@@ -1,4 +1,4 @@
-"""Compiles the agent's Go sources for Linux on amd64 and arm64; standard library only, for the build hook loads it alone."""
+"""Compiles the agent's Go sources for both architectures; standard library only, for the build hook loads it alone."""
 
 from __future__ import annotations
 

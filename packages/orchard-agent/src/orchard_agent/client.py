@@ -9,13 +9,12 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, M
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from orchard_api.errors import DeadlineError, InfraError, SandboxFileError, SandboxGone, TransportError
-from orchard_api.sandbox import DEFAULT_OUTPUT_LIMIT, ExecResult, FileInfo, SandboxInfo, SandboxState, TarReport
-from orchard_api.transport import Transport
-
 from orchard_agent import wire
 from orchard_agent.connection import Body, Connection, ConnectionPool, Response
 from orchard_agent.heartbeat import Heartbeat
+from orchard_api.errors import DeadlineError, InfraError, SandboxFileError, SandboxGone, TransportError
+from orchard_api.sandbox import DEFAULT_OUTPUT_LIMIT, ExecResult, FileInfo, SandboxInfo, SandboxState, TarReport
+from orchard_api.transport import Transport
 
 T = TypeVar("T")
 
@@ -360,18 +359,18 @@ class AgentSandbox:
         )
         answer = wire.decode_json(await self._upload(request, data, path))
         written = answer.get("written") if isinstance(answer, dict) else None
-        if not isinstance(written, int) or (isinstance(data, (bytes, bytearray)) and written != len(data)):
+        if not isinstance(written, int) or (isinstance(data, bytes) and written != len(data)):
             raise TransportError(f"the agent says it wrote {written!r} bytes of {path}")
         return written
 
     async def _upload(self, request: bytes, data: bytes | AsyncIterable[bytes], path: str) -> bytes:
-        whole = isinstance(data, (bytes, bytearray))
-        total = self._transfer_s(len(data)) if isinstance(data, (bytes, bytearray)) else 24 * 3600.0
+        data = bytes(data) if isinstance(data, (bytearray, memoryview)) else data
+        total = self._transfer_s(len(data)) if isinstance(data, bytes) else 24 * 3600.0
 
         async def attempt() -> bytes:
             return await self._exchange("PUT", request, data, limit=256 << 10, path=path)
 
-        return await self._guarded(attempt, what=path, total_s=total, repeatable=whole)
+        return await self._guarded(attempt, what=path, total_s=total, repeatable=isinstance(data, bytes))
 
     async def put_tar(self, path: str, data: bytes | AsyncIterable[bytes]) -> TarReport:
         """See `Sandbox`."""

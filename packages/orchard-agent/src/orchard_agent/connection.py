@@ -8,6 +8,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
 import h11
+
 from orchard_api.errors import OverloadedError, TransportError
 from orchard_api.transport import ByteStream, Transport
 
@@ -15,7 +16,7 @@ READ_BYTES = 256 << 10
 _HEAD_BYTES = 64 << 10
 _JOIN_BYTES = 128 << 10
 
-Body = bytes | bytearray | AsyncIterable[bytes] | None
+Body = bytes | AsyncIterable[bytes] | None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -63,7 +64,7 @@ class Connection:
         if self._machine.our_state is h11.DONE:
             self._machine.start_next_cycle()
         self.answered = False
-        if body is None or isinstance(body, (bytes, bytearray)):
+        if body is None or isinstance(body, bytes):
             framing = (b"Content-Length", str(len(body or b"")).encode())
         else:
             framing = (b"Transfer-Encoding", b"chunked")
@@ -76,7 +77,7 @@ class Connection:
         return await self._head()
 
     async def _send(self, head: bytes, body: Body) -> None:
-        if body is None or isinstance(body, (bytes, bytearray)):
+        if body is None or isinstance(body, bytes):
             body = body or b""
             if body:
                 self._machine.send(h11.Data(data=body))
@@ -133,7 +134,7 @@ class Connection:
             parts.append(chunk)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def _next(self) -> h11.Event | type[h11.PAUSED]:
+    async def _next(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         try:
             while True:
                 event = self._machine.next_event()

@@ -11,12 +11,11 @@ import tarfile
 import tempfile
 from collections.abc import AsyncIterable, Iterator
 from pathlib import Path
-from typing import IO, Protocol
-
-from orchard_api.errors import InfraError
-from orchard_api.sandbox import TarReport
+from typing import IO, Protocol, cast
 
 from orchard_agent.client import TarStream
+from orchard_api.errors import InfraError
+from orchard_api.sandbox import TarReport
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _COPY_BYTES = 1 << 20
@@ -86,7 +85,7 @@ class _BoundedReads:
         return self._file.read(size)
 
 
-class _Skipped(Exception):
+class _SkippedError(Exception):
     """This member is left out, for the reason in the text."""
 
 
@@ -103,11 +102,13 @@ class _Unpacker:
         self._destination.mkdir(parents=True, exist_ok=True)
         root = os.open(self._destination, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            with tarfile.open(fileobj=_BoundedReads(spool), mode="r:", errors="surrogateescape") as archive:
+            with tarfile.open(
+                fileobj=cast(IO[bytes], _BoundedReads(spool)), mode="r:", errors="surrogateescape"
+            ) as archive:
                 while (member := archive.next()) is not None:
                     self._take(archive, member, root)
                     # tarfile keeps every header that it has read.
-                    archive.members = []
+                    archive.members = []  # type: ignore[attr-defined]
         except (tarfile.TarError, EOFError, ValueError) as error:
             raise InfraError(f"the tar from the sandbox is broken: {error}") from error
         finally:
@@ -120,7 +121,7 @@ class _Unpacker:
             raise InfraError("the tar from the sandbox has too many members")
         try:
             self._extract(archive, member, root)
-        except _Skipped as error:
+        except _SkippedError as error:
             self._skipped.append((member.name, str(error)))
         except OSError as error:
             if error.errno == 28:
@@ -145,7 +146,7 @@ class _Unpacker:
             elif member.islnk():
                 self._hard_link(member, root, folder, name)
             else:
-                raise _Skipped("not a file, folder or link")
+                raise _SkippedError("not a file, folder or link")
 
     def _file(self, archive: tarfile.TarFile, member: tarfile.TarInfo, folder: int, name: str) -> None:
         self._bytes_left -= member.size
@@ -153,7 +154,7 @@ class _Unpacker:
             raise InfraError("the tar from the sandbox unpacks to too many bytes")
         content = archive.extractfile(member)
         if content is None:
-            raise _Skipped("it has no content")
+            raise _SkippedError("it has no content")
         _make_way(folder, name)
         mode = 0o755 if member.mode & 0o100 else 0o644
         handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder)
@@ -168,23 +169,23 @@ class _Unpacker:
         steps = [step for step in text.split("/") if step not in ("", ".")]
         ups = next((at for at, step in enumerate(steps) if step != ".."), len(steps))
         if ups > len(parts) - 1 or ".." in steps[ups:]:
-            raise _Skipped(f"a link out of the folder, to {member.linkname}")
+            raise _SkippedError(f"a link out of the folder, to {member.linkname}")
         _make_way(folder, parts[-1])
         os.symlink("/".join(steps) or ".", parts[-1], dir_fd=folder)
 
     def _relative(self, text: str, parts: list[str]) -> str:
         place = posixpath.normpath(text)
         if self._source is None or not (place == self._source or place.startswith(self._source.rstrip("/") + "/")):
-            raise _Skipped(f"a link out of the folder, to {text}")
+            raise _SkippedError(f"a link out of the folder, to {text}")
         return posixpath.relpath(place, posixpath.join(self._source, *parts[:-1]))
 
     def _hard_link(self, member: tarfile.TarInfo, root: int, folder: int, name: str) -> None:
         old = _inside(member.linkname)
         if not old:
-            raise _Skipped("a hard link to the folder itself")
+            raise _SkippedError("a hard link to the folder itself")
         with _folder(root, old[:-1], make=False) as source:
             if not stat.S_ISREG(os.stat(old[-1], dir_fd=source, follow_symlinks=False).st_mode):
-                raise _Skipped("a hard link to what is not a file")
+                raise _SkippedError("a hard link to what is not a file")
             _make_way(folder, name)
             os.link(old[-1], name, src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False)
 
@@ -193,15 +194,15 @@ def _inside(name: str) -> list[str]:
     """A member's path below the destination.
 
     Raises:
-        _Skipped: it has none.
+        _SkippedError: it has none.
     """
     if name.startswith("/"):
-        raise _Skipped("its path is absolute")
+        raise _SkippedError("its path is absolute")
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise _Skipped("its path leads out of the folder")
+        raise _SkippedError("its path leads out of the folder")
     if len(parts) > _MAX_DEPTH:
-        raise _Skipped(f"it lies deeper than {_MAX_DEPTH} folders")
+        raise _SkippedError(f"it lies deeper than {_MAX_DEPTH} folders")
     return parts
 
 
@@ -217,7 +218,7 @@ def _folder(root: int, parts: list[str], *, make: bool = True) -> Iterator[int]:
             try:
                 below = os.open(part, _FOLDER, dir_fd=here)
             except OSError as error:
-                raise _Skipped("its path goes through a link or a file") from error
+                raise _SkippedError("its path goes through a link or a file") from error
             os.close(here)
             here = below
         yield here
@@ -229,5 +230,5 @@ def _make_way(folder: int, name: str) -> None:
     """Remove a file or link of that name; a folder stays, and its name can't be taken."""
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-            raise _Skipped("a folder of that name is there")
+            raise _SkippedError("a folder of that name is there")
         os.unlink(name, dir_fd=folder)

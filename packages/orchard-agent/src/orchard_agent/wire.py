@@ -9,12 +9,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-from orchard_api.errors import InfraError, OrchardError, OverloadedError, SandboxFileError, SandboxRequestError
-from orchard_api.errors import SandboxGone, TransportError
+from orchard_api.errors import (
+    InfraError,
+    OrchardError,
+    OverloadedError,
+    SandboxFileError,
+    SandboxGone,
+    SandboxRequestError,
+    TransportError,
+)
 from orchard_api.sandbox import ExecResult, FileInfo, TarReport
 
 FILE_REASONS = frozenset(
-    ("not_found exists denied not_regular not_directory is_directory not_empty no_space too_large other").split()
+    {"not_found", "exists", "denied", "not_regular", "not_directory", "is_directory", "not_empty", "no_space"}
+    | {"too_large", "other"}
 )
 KINDS = frozenset(("file", "directory", "symlink", "fifo", "socket", "device", "other"))
 MAX_TIMEOUT_S = 30 * 24 * 3600.0

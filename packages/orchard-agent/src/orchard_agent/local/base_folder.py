@@ -56,7 +56,7 @@ class BaseFolder:
             fcntl.flock(lock, fcntl.LOCK_SH)
             # Another process may have removed the folder between the two.
             with contextlib.suppress(FileNotFoundError):
-                if os.fstat(lock).st_ino == os.stat(self.path / _LOCK).st_ino and self.boxes.is_dir():
+                if os.fstat(lock).st_ino == (self.path / _LOCK).stat().st_ino and self.boxes.is_dir():
                     return lock
             os.close(lock)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from orchard_api.registry import PluginConfig
 from pydantic import Field, field_validator
+
+from orchard_api.registry import PluginConfig
 
 DEFAULT_UID = 411_000
 """Host uid and gid that sandboxes run as when the client is root; in a range that no distribution hands out."""

@@ -7,14 +7,13 @@ import pwd
 import tempfile
 from pathlib import Path
 
-from orchard_api.errors import InfraError
-from orchard_api.hookspecs import DoctorCheck
-
 from orchard_agent.local.binary import agent_binary, architecture
 from orchard_agent.local.config import DEFAULT_UID
 from orchard_agent.local.isolation import Isolation
 from orchard_agent.local.root_folder import make_root_folder
 from orchard_agent.local.selection import fix, try_mode
+from orchard_api.errors import InfraError
+from orchard_api.hookspecs import DoctorCheck
 
 
 def checks() -> list[DoctorCheck]:
@@ -52,7 +51,7 @@ def _isolation_checks(agent: Path, uid: int | None) -> list[DoctorCheck]:
         root = make_root_folder(base, agent=agent, network=False, read_only=())
         results = {mode: try_mode(mode, uid=uid, root=root) for mode in ("bubblewrap", "unshare")}
     works = [mode for mode, result in results.items() if isinstance(result, Isolation)]
-    lines = [
+    return [
         DoctorCheck(
             name=f"local: {mode}",
             ok=isinstance(result, Isolation),
@@ -62,4 +61,3 @@ def _isolation_checks(agent: Path, uid: int | None) -> list[DoctorCheck]:
         )
         for mode, result in results.items()
     ]
-    return lines

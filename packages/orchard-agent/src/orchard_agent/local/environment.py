@@ -8,7 +8,6 @@ import logging
 import os
 import posixpath
 import secrets
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +15,29 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from orchard_agent.client import AgentSandbox
+from orchard_agent.local import records
+from orchard_agent.local.base_folder import BaseFolder, default_base
+from orchard_agent.local.binary import agent_binary, architecture
+from orchard_agent.local.config import LocalConfig
+from orchard_agent.local.isolation import Enclosure, Isolation
+from orchard_agent.local.janitor import Janitor
+from orchard_agent.local.launch import LaunchedAgent, launch
+from orchard_agent.local.processes import ProcessId, kill_and_wait
+from orchard_agent.local.records import Record, checked_id
+from orchard_agent.local.removal import remove_tree
+from orchard_agent.local.root_folder import (
+    AGENT_PATH,
+    HOME,
+    INSIDE_USER,
+    WORKSPACE,
+    WRITABLE,
+    Bind,
+    RootFolder,
+    make_root_folder,
+)
+from orchard_agent.local.selection import choose_isolation
+from orchard_agent.local.transport import LocalTransport
 from orchard_api.environment import Capabilities
 from orchard_api.errors import (
     CapabilityError,
@@ -28,21 +50,6 @@ from orchard_api.errors import (
     TransportError,
 )
 from orchard_api.sandbox import SandboxInfo, SandboxSpec
-
-from orchard_agent.client import AgentSandbox
-from orchard_agent.local import records
-from orchard_agent.local.base_folder import BaseFolder, default_base
-from orchard_agent.local.binary import agent_binary, architecture
-from orchard_agent.local.config import LocalConfig
-from orchard_agent.local.isolation import Enclosure, Isolation
-from orchard_agent.local.launch import LaunchedAgent, launch
-from orchard_agent.local.processes import ProcessId, kill_and_wait
-from orchard_agent.local.records import Record, checked_id
-from orchard_agent.local.removal import remove_tree
-from orchard_agent.local.root_folder import AGENT_PATH, HOME, INSIDE_USER, WORKSPACE, WRITABLE, Bind, RootFolder
-from orchard_agent.local.root_folder import make_root_folder
-from orchard_agent.local.selection import choose_isolation
-from orchard_agent.local.transport import LocalTransport
 
 logger = logging.getLogger("orchard_agent.local")
 _KILL_S = 10.0
@@ -60,7 +67,7 @@ class LocalEnvironment:
         self._roots: dict[bool, RootFolder] = {}
         self._mine: dict[str, LaunchedAgent] = {}
         self._locks: dict[str, asyncio.Lock] = {}
-        self._janitor: subprocess.Popen[bytes] | None = None
+        self._janitor: Janitor | None = None
         self._owner = ""
         self.capabilities = Capabilities(
             networks=frozenset({"none", "full"}), isolation="bubblewrap or unshare; see `orchard doctor`"
@@ -91,15 +98,7 @@ class LocalEnvironment:
         me = ProcessId.of(os.getpid())
         self._owner = f"{os.getpid()}.{me.started if me else 0}.{secrets.token_hex(4)}"
         await asyncio.to_thread(self._sweep)
-        self._janitor = subprocess.Popen(
-            [str(agent), "janitor", "-base", str(self._base.boxes), "-owner", self._owner],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={},
-            cwd="/",
-            start_new_session=True,
-        )
+        self._janitor = Janitor(agent=agent, boxes=self._base.boxes, owner=self._owner)
 
     def _sweep(self) -> None:
         """Remove folders of sandboxes whose client and whose processes are both gone."""
@@ -330,9 +329,8 @@ class LocalEnvironment:
                 await self.delete(sandbox_id)
             except OrchardError as error:
                 failures.append(error)
-        if self._janitor is not None and self._janitor.stdin is not None:
-            self._janitor.stdin.close()
-            await asyncio.to_thread(self._janitor.wait)
+        if self._janitor is not None:
+            await self._janitor.aclose()
             self._janitor = None
         self._base.close()
         self._base = None

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchard_api.errors import SandboxCreateError, StartTimeoutError
-
 from orchard_agent.local.isolation import PATH
 from orchard_agent.local.processes import ProcessId, wait_ended
 from orchard_agent.local.records import LOG, SOCKET, read_text
 from orchard_agent.streams import bind_unix
+from orchard_api.errors import SandboxCreateError, StartTimeoutError
 
 _BACKLOG = 256
 _CREDENTIALS = struct.Struct("3i")
@@ -112,20 +111,7 @@ async def launch(
     try:
         ours.setblocking(False)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        bind_unix(listener, folder / SOCKET)
-        listener.listen(_BACKLOG)
-        numbers = {"listen": listener.fileno(), "settings": theirs.fileno()}
-        with open(folder / LOG, "wb") as log:
-            launcher = subprocess.Popen(
-                [part.format_map(numbers) if part in ("fd:{listen}", "{settings}") else part for part in argv_of],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                env={"PATH": PATH},
-                cwd="/",
-                pass_fds=tuple(numbers.values()),
-                start_new_session=True,
-            )
+        launcher = _spawn(folder, argv_of, listener, theirs)
         # Only the agent may hold it: a connection must be refused once the agent is gone.
         listener.close()
         theirs.close()
@@ -148,6 +134,25 @@ async def launch(
     finally:
         listener.close()
         theirs.close()
+
+
+def _spawn(
+    folder: Path, argv_of: Sequence[str], listener: socket.socket, settings: socket.socket
+) -> subprocess.Popen[bytes]:
+    bind_unix(listener, folder / SOCKET)
+    listener.listen(_BACKLOG)
+    numbers = {"fd:{listen}": f"fd:{listener.fileno()}", "{settings}": str(settings.fileno())}
+    with open(folder / LOG, "wb") as log:
+        return subprocess.Popen(
+            [numbers.get(part, part) for part in argv_of],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            env={"PATH": PATH},
+            cwd="/",
+            pass_fds=(listener.fileno(), settings.fileno()),
+            start_new_session=True,
+        )
 
 
 async def _end_shielded(launcher: subprocess.Popen[bytes]) -> None:

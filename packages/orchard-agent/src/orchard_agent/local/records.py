@@ -12,10 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orchard_agent.local.processes import ProcessId
 from orchard_api.errors import SandboxCreateError
 from orchard_api.sandbox import SandboxInfo, SandboxState
-
-from orchard_agent.local.processes import ProcessId
 
 RECORD = "record.json"
 OWNER = "owner"

@@ -37,13 +37,13 @@ def remove_tree(path: Path) -> None:
             os.rmdir(name, dir_fd=top)
     finally:
         os.close(top)
-    os.rmdir(path)
+    path.rmdir()
 
 
 def _open_up(name: str, parent: Path) -> None:
-    status = os.lstat(parent / name)
+    status = (parent / name).lstat()
     if stat.S_ISDIR(status.st_mode) and status.st_mode & 0o700 != 0o700:
-        os.chmod(parent / name, 0o700)
+        (parent / name).chmod(0o700)
 
 
 def _empty(folder: int, top: int, moved: list[int]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The root folder that sandboxes see: empty mount points, a minimal /etc, and the agent. No secret of the host is in it."""
+"""The root folder that sandboxes see: empty mount points, a minimal /etc, the agent; no secret of the host."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def make_root_folder(roots: Path, *, agent: Path, network: bool, read_only: Sequ
     for name in _MERGED:
         host = Path("/", name)
         if host.is_symlink():
-            links[name] = os.readlink(host)
+            links[name] = str(host.readlink())
         elif host.is_dir():
             folders.add(name)
             binds.append(Bind(source=f"/{name}", target=f"/{name}"))

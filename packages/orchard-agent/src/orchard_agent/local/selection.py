@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from orchard_api.errors import InfraError
-
 from orchard_agent.local.config import LocalConfig
 from orchard_agent.local.isolation import Enclosure, Isolation, Mode, candidate, probe
 from orchard_agent.local.root_folder import AGENT_PATH, RootFolder
+from orchard_api.errors import InfraError
 
 _MODES: tuple[Mode, ...] = ("bubblewrap", "unshare")
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchard_api.errors import SandboxGone, TransportError
-
 from orchard_agent.local.launch import LaunchedAgent
 from orchard_agent.local.records import Record
 from orchard_agent.streams import SocketStream, UnixTransport
+from orchard_api.errors import SandboxGone, TransportError
 
 
 class LocalTransport(UnixTransport):
