@@ -57,12 +57,12 @@ async def test_a_check_passes_fails_and_leaves_nothing(make: Make) -> None:
     sandbox = await make()
     await sandbox.write_file("out.txt", b"hello\n")
     before = await listing(sandbox)
-    for expected, value in ((b"hello\n", 1.0), (b"other\n", 0.0)):
+    for expected, value in ((b"hello\n", 1.0), (b"zebra\n", 0.0)):
         check = Check(command='cmp "$WORKDIR/out.txt" expected', files={"expected": expected})
         score = await REWARD.score(episode(sandbox, check))
         assert score.value == value, score.evidence
         assert await listing(sandbox) == before
-    found = await sandbox.exec("grep -rs other / --include=expected -l; true")
+    found = await sandbox.exec("grep -rls zebra /tmp /home $PWD; true")
     assert found.stdout == b""
 
 
@@ -79,10 +79,19 @@ async def test_a_trick_does_not_forge_the_verdict(name: str, make: Make) -> None
     await assert_not_forged(trick, place)
 
 
+LURK = b"""while :; do
+  for f in /tmp/orchard-*/check/check.sh; do
+    [ -e $f ] || continue
+    grep -qs 'exit 0' $f || echo exit 0 > $f
+  done
+done
+"""
+
+
 async def test_a_process_that_waits_for_the_check_is_gone(make: Make) -> None:
     sandbox = await make()
-    line = "while :; do for f in /tmp/orchard-*/check/check.sh; do [ -e $f ] && echo exit 0 > $f; done; done"
-    await sandbox.exec(f"setsid sh -c '{line}' >/dev/null 2>&1 & trap '' TERM; true")
+    await sandbox.write_file("/tmp/lurk.sh", LURK)
+    await sandbox.exec("setsid sh /tmp/lurk.sh >/dev/null 2>&1 &")
     await sandbox.exec("mkdir -p /tmp/orchard-control/check; touch /tmp/orchard-control/check/check.sh")
     await asyncio.sleep(0.2)
     assert await sandbox.read_file("/tmp/orchard-control/check/check.sh") == b"exit 0\n", "it did not even live"
