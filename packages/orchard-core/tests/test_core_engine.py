@@ -142,7 +142,7 @@ async def test_an_environment_that_never_answers_ends_at_the_start_timeout() -> 
     engine = await engine_with(environment, harness, grace_s=0.05, infra_retries=0)
     spec = SandboxSpec(start_timeout_s=0.1)
     ((episode,),) = [g.episodes for g in await play(engine, requests(1, sandbox=spec))]
-    assert (episode.failure.kind, episode.failure.phase) == ("DeadlineError", "create")
+    assert (episode.failure.kind, episode.failure.phase) == ("StartTimeoutError", "create")
     assert harness.timeouts == []
     assert environment.alive == {}
 
@@ -152,7 +152,7 @@ async def test_a_harness_that_ignores_its_timeout_is_cut() -> None:
     harness.seconds = 60.0
     engine = await engine_with(harness=harness, grace_s=0.1, infra_retries=0)
     ((episode,),) = [g.episodes for g in await play(engine, requests(1, agent_timeout_s=0.1))]
-    assert (episode.failure.kind, episode.failure.phase) == ("DeadlineError", "harness")
+    assert (episode.failure.kind, episode.failure.phase) == ("HarnessError", "harness")
 
 
 async def test_a_cap_bounds_every_tasks_own_timeout() -> None:

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from orchard_api.episode import Episode
-from orchard_api.errors import CapabilityError, FailureClass
+from orchard_api.errors import CapabilityError
 from orchard_api.rollout import Group, GroupRequest, RolloutContext
 from orchard_api.task import Task
 from orchard_core.engine_config import AsyncioEngineConfig
@@ -122,13 +122,12 @@ class AsyncioRolloutEngine:
             )
             episode = await run.play()
             failure = episode.failure
-            if failure is None or failure.failure_class is not FailureClass.INFRA:
-                return episode
-            if attempt < self._config.infra_retries:
-                self.retries += 1
-                logger.info("episode %s: %s in %s, trying again", episode_id, failure.kind, failure.phase)
-                pause = min(self._config.backoff_s * 2**attempt, _MAX_BACKOFF_S)
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            if failure is None or not run.retryable or attempt == self._config.infra_retries:
+                break
+            self.retries += 1
+            logger.info("episode %s: %s in %s, trying again", episode_id, failure.kind, failure.phase)
+            pause = self._config.backoff_s * 2**attempt * random.uniform(0.5, 1.0)
+            await asyncio.sleep(min(max(pause, run.retry_after_s), _MAX_BACKOFF_S))
         return episode
 
     @staticmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -11,13 +12,25 @@ from dataclasses import dataclass, field, replace
 
 from orchard_api.archive import TarWriter
 from orchard_api.episode import Episode, HarnessResult, Outcome, Score
-from orchard_api.errors import DeadlineError, Failure, FailureClass, GraderError, InfraError
+from orchard_api.errors import (
+    DeadlineError,
+    Failure,
+    FailureClass,
+    GraderError,
+    HarnessError,
+    InfraError,
+    OrchardError,
+    OverloadedError,
+    StartTimeoutError,
+)
 from orchard_api.rollout import GroupRequest, RolloutContext
 from orchard_api.sandbox import Sandbox
 from orchard_api.task import Task
 from orchard_api.trajectory import Trajectory
 from orchard_core.engine_config import AsyncioEngineConfig
 from orchard_core.settle import settle
+
+_DELETE_TRIES, _DELETE_PAUSE_S = 3, 0.2
 
 
 @dataclass(slots=True)
@@ -26,6 +39,8 @@ class EpisodeRun:
 
     Attributes:
         undeleted: called with a sandbox's id and the reason when it could not be removed.
+        retryable: whether another attempt may go better: an infra failure that isn't a bug in a plugin.
+        retry_after_s: how long whoever was overloaded asked us to wait.
     """
 
     context: RolloutContext
@@ -38,6 +53,8 @@ class EpisodeRun:
     timings: dict[str, float] = field(default_factory=dict)
     phase: str = "create"
     result: HarnessResult | None = None
+    retryable: bool = False
+    retry_after_s: float = 0.0
 
     async def play(self) -> Episode:
         """Run all phases; failures end up in the episode, only cancellation is raised."""
@@ -50,17 +67,19 @@ class EpisodeRun:
                 async with self._phase("setup", self.config.setup_timeout_s):
                     await set_up(self.request.task, sandbox)
                 result = await self._harness(sandbox)
-                if result.failure is None:
+                failure = result.failure
+                self.retryable = failure is not None and failure.failure_class is FailureClass.INFRA
+                if failure is None:
                     scores = await self._score(sandbox, result)
         except Exception as error:
-            default = FailureClass.HARNESS if self.phase == "harness" else FailureClass.INFRA
-            failure = Failure.from_exception(error, phase=self.phase, default=default)
+            failure = classify(error, self.phase)
+            self.retryable = failure.failure_class is FailureClass.INFRA and isinstance(error, OrchardError)
+            if isinstance(error, OverloadedError):
+                self.retry_after_s = error.retry_after_s or 0.0
         return self._episode(started, scores, failure)
 
     def _episode(self, started: float, scores: tuple[Score, ...], failure: Failure | None) -> Episode:
         result = self.result
-        if failure is None and result is not None:
-            failure = result.failure
         outcome: Outcome = "failed" if failure is not None or result is None else result.outcome
         return Episode(
             episode_id=self.episode_id,
@@ -85,10 +104,10 @@ class EpisodeRun:
                 yield
         except TimeoutError as error:
             if scope.expired():
-                raise DeadlineError(f"phase {name!r} took longer than {limit_s:g} s") from error
+                raise _too_long(name, limit_s) from error
             raise
         finally:
-            self.timings[name] = time.perf_counter() - begun
+            self.timings[name] = self.timings.get(name, 0.0) + time.perf_counter() - begun
 
     @asynccontextmanager
     async def _sandbox(self) -> AsyncIterator[Sandbox]:
@@ -102,17 +121,27 @@ class EpisodeRun:
                 sandbox = await environment.create(spec, sandbox_id=self.sandbox_id)
             yield sandbox
         finally:
-            phase = self.phase
             await settle([asyncio.create_task(self._delete(sandbox))])
-            self.phase = phase
 
     async def _delete(self, sandbox: Sandbox | None) -> None:
+        """Remove the sandbox, with a few tries; what can't be removed is reported, never raised."""
         begun = time.perf_counter()
+        reason = "it took too long"
         try:
             async with asyncio.timeout(self.config.delete_timeout_s):
                 if sandbox is not None:
                     await sandbox.aclose()
-                await self.context.environment.delete(self.sandbox_id)
+                for left in reversed(range(_DELETE_TRIES)):
+                    try:
+                        await self.context.environment.delete(self.sandbox_id)
+                        break
+                    except InfraError as error:
+                        reason = f"{type(error).__name__}: {error}"
+                        if not left:
+                            raise
+                    await asyncio.sleep(_DELETE_PAUSE_S)
+        except TimeoutError:
+            self.undeleted(self.sandbox_id, f"not removed within {self.config.delete_timeout_s:g} s; {reason}")
         except Exception as error:
             self.undeleted(self.sandbox_id, f"{type(error).__name__}: {error}")
         self.timings["delete"] = time.perf_counter() - begun
@@ -142,15 +171,31 @@ class EpisodeRun:
             sandbox=sandbox,
         )
         scores = []
-        begun = time.perf_counter()
         for weighted in self.context.rewards:
             async with self._phase("reward", limit):
                 score = await weighted.reward.score(view)
-            if score.value != score.value or score.value in (float("inf"), float("-inf")):
+            if not math.isfinite(score.value):
                 raise GraderError(f"reward {weighted.name!r} returned {score.value}")
             scores.append(replace(score, name=weighted.name, weight=weighted.weight))
-        self.timings["reward"] = time.perf_counter() - begun
         return tuple(scores)
+
+
+def classify(error: Exception, phase: str) -> Failure:
+    """Whose fault an escaped exception is: infra outside the harness, whatever class the error has elsewhere.
+
+    In the harness only an infra error stays one; another that escapes means that the harness did not handle it.
+    """
+    failure = Failure.from_exception(error, phase=phase)
+    infra = phase != "harness" or failure.failure_class is FailureClass.INFRA
+    return replace(failure, failure_class=FailureClass.INFRA if infra else FailureClass.HARNESS)
+
+
+def _too_long(phase: str, limit_s: float) -> OrchardError:
+    if phase == "create":
+        return StartTimeoutError(f"the sandbox was not ready within {limit_s:g} s")
+    if phase == "harness":
+        return HarnessError(f"the harness did not return within {limit_s:g} s, its task's timeout and grace")
+    return DeadlineError(f"phase {phase!r} took longer than {limit_s:g} s")
 
 
 async def set_up(task: Task, sandbox: Sandbox) -> None:
