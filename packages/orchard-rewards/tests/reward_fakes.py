@@ -67,11 +67,13 @@ class FolderSandbox:
             start_new_session=True,
         )
         output = asyncio.ensure_future(process.communicate())
+        ended: object = None
         try:
             ended, _ = await asyncio.wait({output}, timeout=timeout_s)
         finally:
-            if not output.done():
+            if not ended:
                 os.killpg(process.pid, signal.SIGKILL)
+                await asyncio.wait({output})
         out, err = await output
         if not ended:
             return ExecResult(exit_code=None, signal=9, timed_out=True, stdout=out, stderr=err)

@@ -86,19 +86,17 @@ class CommandReward:
         )
 
     async def _run(self, sandbox: Sandbox, check: Check, env: FilledEnv, root: str) -> ExecResult:
-        if check.folder is None:
-            own, target = _tars(check)
-        else:
-            own, target = await asyncio.to_thread(_tars, check)
+        data = _tar(check) if check.folder is None else await asyncio.to_thread(_tar, check)
+        folder = check.target or f"{root}/check"
         await sandbox.kill_processes()
-        await sandbox.make_dir(root, mode=0o700, parents=False)
-        await _put(sandbox, root, own)
         if check.target is not None:
             await _fresh(sandbox, check.target)
-            await _put(sandbox, check.target, target)
+        await sandbox.make_dir(root if check.target else folder, mode=0o700)
+        if data:
+            await _put(sandbox, folder, data)
         if check.verdict == "reward_file":
             await _fresh(sandbox, VERIFIER_FOLDER)
-        script = check_script(check.command, root=root, folder=check.target or f"{root}/check")
+        script = check_script(check.command, root=root, folder=folder)
         result = await sandbox.exec(
             ["/bin/sh", "-c", script],
             env={**clean_environment(root), **env.values},
@@ -129,21 +127,16 @@ class CommandReward:
         )
 
 
-def _tars(check: Check) -> tuple[bytes, bytes]:
-    """Our own folder, and the check's where it has a target of its own.
-
-    The empty pytest.ini and package.json end what pytest and node look for upwards.
-    """
-    own, target = TarWriter(), TarWriter()
-    for name in ("home", "aside", "check"):
-        own.folder(name, mode=0o700)
-    own.file("pytest.ini", b"")
-    own.file("package.json", b"{}\n")
+def _tar(check: Check) -> bytes:
+    """The check's files, or nothing."""
+    if check.folder is None and not check.files:
+        return b""
+    writer = TarWriter()
     try:
-        add_check(own if check.target is None else target, check, "check/" if check.target is None else "")
+        add_check(writer, check)
     except (OSError, ValueError) as error:
         raise GraderError(f"the check's files can't be used: {error}") from error
-    return own.getvalue(), target.getvalue()
+    return writer.getvalue()
 
 
 async def _put(sandbox: Sandbox, path: str, data: bytes) -> None:

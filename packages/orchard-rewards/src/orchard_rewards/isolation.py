@@ -17,14 +17,13 @@ _FOUND_UPWARDS = (
 
 def clean_environment(root: str) -> dict[str, str]:
     """Variables of a check; each that makes a program load a file is empty or points into our fresh folder."""
-    home = f"{root}/home"
     return {
         "PATH": DEFAULT_PATH,
-        "HOME": home,
-        "XDG_CONFIG_HOME": f"{home}/.config",
-        "XDG_CACHE_HOME": f"{home}/.cache",
-        "XDG_DATA_HOME": f"{home}/.local/share",
-        "TMPDIR": home,
+        "HOME": root,
+        "XDG_CONFIG_HOME": f"{root}/.config",
+        "XDG_CACHE_HOME": f"{root}/.cache",
+        "XDG_DATA_HOME": f"{root}/.local/share",
+        "TMPDIR": root,
         "LANG": "C.UTF-8",
         "LC_ALL": "C.UTF-8",
         "BASH_ENV": "",
@@ -63,14 +62,16 @@ def clean_environment(root: str) -> dict[str, str]:
 def check_script(command: str, *, root: str, folder: str) -> str:
     """The shell text of a check: notes the working directory, moves aside what tools find upwards, and runs it.
 
-    The tests are builtins of the shell, so that the usual case costs no process.
+    Our own folder, above the check's, ends what pytest and node look for upwards by files of its own. The shell's
+    builtins do all of it, so that the usual case costs no process.
     """
-    base = root.rpartition("/")[0]
+    own, base = shlex.quote(root), shlex.quote(root.rpartition("/")[0])
     lines = [
         "WORKDIR=$PWD; export WORKDIR",
+        f": > {own}/pytest.ini && echo {{}} > {own}/package.json || exit 125",
         f"for n in {_FOUND_UPWARDS}; do",
-        f'  if [ -e {shlex.quote(base)}/"$n" ] || [ -L {shlex.quote(base)}/"$n" ]; then',
-        f'    mv {shlex.quote(base)}/"$n" {shlex.quote(root)}/aside/ || exit 125',
+        f'  if [ -e {base}/"$n" ] || [ -L {base}/"$n" ]; then',
+        f'    mkdir -p {own}/aside && mv {base}/"$n" {own}/aside/ || exit 125',
         "  fi",
         "done; unset n",
         f"cd {shlex.quote(folder)} || exit 125",

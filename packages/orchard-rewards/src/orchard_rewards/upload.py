@@ -6,7 +6,7 @@ from orchard_api.archive import TarWriter
 from orchard_api.task import Check
 
 
-def add_check(tar: TarWriter, check: Check, prefix: str = "") -> None:
+def add_check(tar: TarWriter, check: Check) -> None:
     """Add the check's folder and files, `files` over `folder`.
 
     Raises:
@@ -14,8 +14,8 @@ def add_check(tar: TarWriter, check: Check, prefix: str = "") -> None:
         ValueError: a name in `files` is absolute or leads out of the folder.
     """
     if check.folder is not None:
-        tar.tree(check.folder, prefix, without=check.files)
+        tar.tree(check.folder, without=check.files)
     for name, data in check.files.items():
         if not name or name.startswith("/") or ".." in name.split("/"):
             raise ValueError(f"check file {name!r} does not stay inside the check's folder")
-        tar.file(prefix + name, data)
+        tar.file(name, data)
