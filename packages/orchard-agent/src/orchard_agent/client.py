@@ -194,12 +194,14 @@ class AgentSandbox:
                     raise
         raise AssertionError
 
-    async def _revive(self, cause: BaseException | None) -> None:
+    async def _revive(self, cause: TransportError | None) -> None:
         """After a broken connection: return when the same agent answers again, else the sandbox is gone.
 
         Raises:
             SandboxGone: it is.
         """
+        if self._pool.closed:
+            raise cause or TransportError("this handle on the sandbox is closed")
         await self._pool.reset()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._limits.revive_s

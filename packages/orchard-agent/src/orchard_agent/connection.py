@@ -162,7 +162,7 @@ class ConnectionPool:
         self._idle: list[Connection] = []
         self._slots = asyncio.Semaphore(limit)
         self._limit = limit
-        self._closed = False
+        self.closed = False
 
     @contextlib.asynccontextmanager
     async def connection(self, *, wait_s: float, fresh: bool = False) -> AsyncIterator[Connection]:
@@ -176,7 +176,7 @@ class ConnectionPool:
             OverloadedError: all were busy for `wait_s`.
             SandboxGone, TransportError: no stream could be opened.
         """
-        if self._closed:
+        if self.closed:
             raise TransportError("this handle on the sandbox is closed")
         if self._slots.locked():
             try:
@@ -191,7 +191,7 @@ class ConnectionPool:
             try:
                 yield connection
             finally:
-                if connection.reusable and not self._closed:
+                if connection.reusable and not self.closed:
                     self._idle.append(connection)
                 else:
                     await connection.aclose()
@@ -213,6 +213,6 @@ class ConnectionPool:
 
     async def aclose(self) -> None:
         """Close all; those in use close when they are given back."""
-        self._closed = True
+        self.closed = True
         await self.reset()
         await self._transport.aclose()

@@ -17,8 +17,13 @@ INSIDE_USER = "agent"
 AGENT_PATH = "/orchard-agent"
 WORKSPACE = "/workspace"
 HOME = "/home/agent"
-WRITABLE = {WORKSPACE: "workspace", "/tmp": "tmp", HOME: "home"}
-"""Writable folders inside, and their names in a sandbox's folder on the host."""
+WRITABLE = {
+    WORKSPACE: "workspace",
+    "/tmp": "tmp",
+    HOME: "home",
+    **{f"/{name}": name for name in ("tests", "solution", "logs")},
+}
+"""Writable folders inside, and their names in a sandbox's folder on the host; the last three are Harbor's places."""
 
 _MERGED = ("bin", "sbin", "lib", "lib64", "lib32", "libx32")
 _COPIED = (
@@ -79,7 +84,8 @@ def _passwd(network: bool) -> dict[str, str]:
 
 def make_root_folder(roots: Path, *, agent: Path, network: bool, read_only: Sequence[str]) -> RootFolder:
     """Make, or find, the root folder for these options below `roots`."""
-    folders = {"usr", "proc", "dev", "tmp", "workspace", "home/agent", "run", "etc", "var/lib", "root", "mnt", "opt"}
+    folders = {"usr", "proc", "dev", "run", "etc", "var/lib", "root", "mnt", "opt"}
+    folders |= {inside.lstrip("/") for inside in WRITABLE}
     files = {name: text.encode() for name, text in _passwd(network).items()}
     links = {"var/tmp": "/tmp", "var/run": "/run", "etc/mtab": "/proc/self/mounts"}
     binds = [Bind(source="/usr", target="/usr")]
