@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 from orchard_api.plugins import PluginHost
+from orchard_harnesses.react import ReactConfig
 
 
 def test_importing_the_plugin_loads_nothing_heavy() -> None:
@@ -29,3 +30,10 @@ def test_all_that_is_registered_can_be_built() -> None:
     ]
     for entry in mine:
         entry.build(entry.config_model()())
+
+
+def test_a_harness_says_which_policies_it_calls() -> None:
+    registry = PluginHost().registry
+    needs = {name: registry.get("harness", name) for name in ("react", "scripted", "noop")}
+    assert needs["react"].build(ReactConfig(policy="judge")).needs == ("judge",)
+    assert [needs[name].build(needs[name].config_model()()).needs for name in ("scripted", "noop")] == [(), ()]

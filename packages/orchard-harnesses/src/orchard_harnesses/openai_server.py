@@ -129,7 +129,9 @@ class OpenAIServer:
         served = model_names(answer)
         if wanted is not None:
             if served and wanted not in served:
-                logger.warning("%s does not list the model %r; it has %s", client, wanted, ", ".join(served[:10]))
+                logger.warning(
+                    "%s does not list the model %r; it has %s", client.base_url, wanted, ", ".join(served[:10])
+                )
             return wanted
         if len(served) != 1:
             names = ", ".join(served[:20]) or "none"

@@ -23,13 +23,18 @@ class ReactConfig(LoopConfig):
 
 
 class ReactHarness:
-    """Drives `policies[config.policy]`: token in, token out where it is exact, messages elsewhere."""
+    """Drives `policies[config.policy]`: token in, token out where it is exact, messages elsewhere.
+
+    Attributes:
+        needs: the policy that it calls.
+    """
 
     Config = ReactConfig
 
     def __init__(self, config: ReactConfig) -> None:
         self._config = config
         self._limits = config.limits()
+        self.needs: tuple[str, ...] = (config.policy,)
         self.needs = (config.policy,)
 
     async def run(self, task: Task, sandbox: Sandbox, policies: Mapping[str, PolicyEndpoint]) -> HarnessResult:
