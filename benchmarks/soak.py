@@ -20,7 +20,8 @@ from bars import row
 from rich.console import Console
 from run import HERE, machine, show
 
-from orchard_agent.local import LocalConfig, LocalEnvironment
+from orchard_agent.local.config import LocalConfig
+from orchard_agent.local.environment import LocalEnvironment
 from orchard_api.config import choose_plugin
 from orchard_api.plugins import plugin_host
 from orchard_api.rollout import GroupRequest, RolloutContext, WeightedReward

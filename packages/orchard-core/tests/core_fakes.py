@@ -106,6 +106,7 @@ class Play:
     """A harness that answers at once, or does what it is told to by task id."""
 
     Config = PluginConfig
+    needs = ()
 
     def __init__(self, config: PluginConfig | None = None) -> None:
         self.errors: dict[str, list[BaseException]] = {}

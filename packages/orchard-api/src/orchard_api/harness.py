@@ -13,7 +13,13 @@ from orchard_api.task import Task
 
 
 class Harness(Protocol):
-    """Drives a policy at a task in a sandbox. Built from its config; one object serves all episodes at once."""
+    """Drives a policy at a task in a sandbox. Built from its config; one object serves all episodes at once.
+
+    Attributes:
+        needs: roles of the policies that it calls; others are not started for it.
+    """
+
+    needs: tuple[str, ...]
 
     async def run(self, task: Task, sandbox: Sandbox, policies: Mapping[str, PolicyEndpoint]) -> HarnessResult:
         """Play one episode and return what was recorded, also when something broke.

@@ -27,6 +27,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
+    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -164,7 +165,7 @@ def _registry() -> Registry:
 def _console() -> Any:
     from rich.console import Console
 
-    return Console()
+    return Console() if sys.stdout.isatty() else Console(width=160)
 
 
 def _run(
@@ -241,6 +242,10 @@ def _guarded(work: Callable[[], int], debug: bool) -> NoReturn:
         code = INTERRUPTED
     except OSError as error:
         code = _complain(error, FAILED, debug)
+    except Exception as error:
+        wrapped = OrchardError(f"internal error: {type(error).__name__}: {error}", hint="add --debug for the traceback")
+        wrapped.__cause__ = error
+        code = _complain(wrapped, FAILED, debug)
     sys.stdout.flush()
     raise typer.Exit(code)
 

@@ -10,12 +10,11 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from orchard_api.episode import Episode
-from orchard_api.errors import CapabilityError
 from orchard_api.rollout import Group, GroupRequest, RolloutContext
-from orchard_api.task import Task
 from orchard_core.engine_config import AsyncioEngineConfig
 from orchard_core.episode_run import EpisodeRun
 from orchard_core.limits import ensure_file_descriptors
+from orchard_core.preflight import preflight
 from orchard_core.settle import settle
 
 logger = logging.getLogger("orchard_core")
@@ -86,7 +85,7 @@ class AsyncioRolloutEngine:
 
     def _episodes(self, context: RolloutContext, requests: Iterable[GroupRequest]) -> Iterator[tuple[_GroupState, int]]:
         for request in requests:
-            preflight(request.task, context)
+            preflight([request.task], context.environment, context.rewards)
             group = _GroupState(request=request, missing=request.size)
             for number in range(request.size):
                 yield group, number
@@ -144,16 +143,3 @@ class AsyncioRolloutEngine:
 
 class _Done(BaseException):
     """All workers have ended."""
-
-
-def preflight(task: Task, context: RolloutContext) -> None:
-    """Refuse a task that can't be played here.
-
-    Raises:
-        CapabilityError: names the task and all that is missing.
-    """
-    problems = context.environment.capabilities.missing(task.sandbox)
-    for weighted in context.rewards:
-        problems += [f"reward {weighted.name!r}: {problem}" for problem in weighted.reward.missing(task)]
-    if problems:
-        raise CapabilityError(f"task {task.task_id} can't be played here; it needs:\n  " + "\n  ".join(problems))

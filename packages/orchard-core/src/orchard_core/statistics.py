@@ -31,6 +31,7 @@ class Tally:
 
     Attributes:
         solved_at: a reward of at least this is a success.
+        last_failure: text of the newest failure.
     """
 
     solved_at: float = 1.0
@@ -44,6 +45,12 @@ class Tally:
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
     failure_kinds: Counter[str] = field(default_factory=Counter)
+    last_failure: str = ""
+
+    def add_all(self, episodes: Iterable[Episode]) -> None:
+        """Count several episodes."""
+        for episode in episodes:
+            self.add(episode)
 
     def add(self, episode: Episode) -> None:
         """Count one episode."""
@@ -55,6 +62,7 @@ class Tally:
         if episode.failure is not None:
             self.failures[episode.failure.failure_class.value] += 1
             self.failure_kinds[f"{episode.failure.phase}: {episode.failure.kind}"] += 1
+            self.last_failure = episode.failure.message.partition("\n")[0][:300]
         elif episode.outcome in OUTCOMES_OF_POLICY:
             self.failures[FailureClass.POLICY.value] += 1
         reward = episode.reward
@@ -97,11 +105,3 @@ class Tally:
             "infra_failed_rate": self.failures["infra"] / self.episodes if self.episodes else 0.0,
             "incomplete": masked > 0,
         }
-
-
-def tally(episodes: Iterable[Episode], *, solved_at: float = 1.0) -> Tally:
-    """Count a finished set."""
-    result = Tally(solved_at=solved_at)
-    for episode in episodes:
-        result.add(episode)
-    return result

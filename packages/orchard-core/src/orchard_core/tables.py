@@ -67,11 +67,15 @@ def print_plugins(console: Console, registry: Registry) -> None:
 
 
 def print_doctor(console: Console, checks: Sequence[tuple[str, DoctorCheck]]) -> None:
-    """One line per check, and what mends it."""
-    table = Table("", "package", "check", "found", box=None, pad_edge=False)
-    for package, check in checks:
-        mark = "[green]ok[/green]" if check.ok else "[red]no[/red]" if check.required else "[yellow]--[/yellow]"
-        table.add_row(mark, package, escape(check.name), escape(check.detail))
-        if check.fix:
-            table.add_row("", "", "", f"[bold]{escape(check.fix)}[/bold]")
-    console.print(table)
+    """One line per check, and beneath it what mends it."""
+    width = max((len(check.name) for _, check in checks), default=0)
+    for package in dict.fromkeys(package for package, _ in checks):
+        console.print(f"[bold]{escape(package)}[/bold]")
+        for owner, check in checks:
+            if owner != package:
+                continue
+            mark = "[green]ok[/green]" if check.ok else "[red]no[/red]" if check.required else "[yellow]--[/yellow]"
+            line = f"  {mark}  {escape(check.name):{width}}  {escape(check.detail)}"
+            console.print(line, highlight=False, soft_wrap=True)
+            if check.fix:
+                console.print(f"      {'':{width}}  [bold]{escape(check.fix)}[/bold]", highlight=False, soft_wrap=True)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import re
 import socket
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orchard_api.config import PluginChoice, RunConfig
 from orchard_api.environment import Environment
 from orchard_api.episode import Episode
+from orchard_api.errors import ConfigError
 from orchard_api.harness import Harness
 from orchard_api.policy import (
     ChatReply,
@@ -31,6 +34,10 @@ from orchard_api.policy import (
 from orchard_api.registry import Registry
 from orchard_api.rollout import RolloutContext, RolloutEngine, WeightedReward
 from orchard_api.task import Taskset
+from orchard_api.training import Advantage
+
+logger = logging.getLogger("orchard_core")
+SWEEP_S, CLOSE_S = 10.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +63,7 @@ class SampledEndpoint:
 
 @dataclass(slots=True)
 class Workshop:
-    """A run's live objects.
-
-    Attributes:
-        observers: called with each episode as it ends.
-    """
+    """A run's live objects. Policy servers come up with `serve`, when it is known that there is something to play."""
 
     config: RunConfig
     registry: Registry
@@ -68,15 +71,29 @@ class Workshop:
     stack: AsyncExitStack
     taskset: Taskset
     environment: Environment
-    rewards: list[WeightedReward]
-    servers: dict[str, PolicyServer]
+    rewards: Sequence[WeightedReward]
+    harness: Harness
+    expert: Harness | None
+    advantage: Advantage | None
     store: WeightStore | None
     model: ModelSource | None
-    observers: list[Callable[[Episode], None]]
+    servers: dict[str, PolicyServer] = field(default_factory=dict)
 
     def build(self, choice: PluginChoice) -> Any:
         """Make the object of a plugin that the run file selects."""
         return choice.build(self.registry, base=self.config.base)
+
+    async def serve(self) -> None:
+        """Bring up the policy servers that the run needs; they close with the workshop.
+
+        Raises:
+            ConfigError: the harness calls a policy that the run file does not have.
+        """
+        for name, choice in needed_policies(self.config, self.harness).items():
+            server: PolicyServer = self.build(choice)
+            self.stack.push_async_callback(server.aclose)
+            await server.start(PolicyServerContext(name=name, model=self.model, store=self.store))
+            self.servers[name] = server
 
     def policies(self, *, temperature: float | None = None) -> Mapping[str, PolicyEndpoint]:
         """The endpoints that a harness is given, sampling as the run says."""
@@ -89,64 +106,95 @@ class Workshop:
         return {name: SampledEndpoint(server.endpoint(), sampling) for name, server in self.servers.items()}
 
     @asynccontextmanager
-    async def engine(self, harness: Harness, *, temperature: float | None = None) -> AsyncIterator[RolloutEngine]:
+    async def engine(
+        self, harness: Harness, *, observe: Callable[[Episode], None], temperature: float | None = None
+    ) -> AsyncIterator[RolloutEngine]:
         """A rollout engine for one phase."""
         engine: RolloutEngine = self.build(self.config.rollout)
-        context = RolloutContext(
-            environment=self.environment,
-            harness=harness,
-            rewards=self.rewards,
-            policies=self.policies(temperature=temperature),
-            owner=self.owner,
-            observe=self._observe,
+        await engine.start(
+            RolloutContext(
+                environment=self.environment,
+                harness=harness,
+                rewards=self.rewards,
+                policies=self.policies(temperature=temperature),
+                owner=self.owner,
+                observe=observe,
+            )
         )
-        await engine.start(context)
         try:
             yield engine
         finally:
             await engine.aclose()
 
-    def _observe(self, episode: Episode) -> None:
-        for observer in self.observers:
-            observer(episode)
+    async def sweep(self, undeleted: Mapping[str, str]) -> dict[str, str]:
+        """Remove what the backend still lists as this run's; returns what is left, id to reason."""
+        try:
+            async with asyncio.timeout(SWEEP_S):
+                listed = await self.environment.list({"orchard.owner": self.owner})
+        except Exception as error:
+            logger.warning("the environment can't say whether sandboxes are left: %s", error)
+            return dict(undeleted)
+        left = {}
+        for info in listed:
+            try:
+                async with asyncio.timeout(SWEEP_S):
+                    await self.environment.delete(info.sandbox_id)
+            except Exception as error:
+                left[info.sandbox_id] = undeleted.get(info.sandbox_id, f"{type(error).__name__}: {error}")
+        return left
 
 
 @asynccontextmanager
 async def open_workshop(config: RunConfig, registry: Registry) -> AsyncIterator[Workshop]:
-    """Bring up environment, policy servers and the rest; close them in reverse order, also on errors."""
+    """Build everything but the policy servers and the trainer; close all of it in reverse order, also on errors."""
+    base = config.base
+
+    def build(choice: PluginChoice | None) -> Any:
+        return None if choice is None else choice.build(registry, base=base)
+
     async with AsyncExitStack() as stack:
-        base = config.base
-        environment: Environment = config.environment.build(registry, base=base)
-        stack.push_async_callback(environment.aclose)
-        await environment.start()
-        store: WeightStore | None = None
-        if config.weight_store is not None:
-            store = config.weight_store.build(registry, base=base)
-        model = None
-        if config.model is not None:
-            model = ModelSource(path=config.model.path, init=config.model.init, seed=config.seed)
-        servers: dict[str, PolicyServer] = {}
-        for name, choice in config.policies.items():
-            server: PolicyServer = choice.build(registry, base=base)
-            stack.push_async_callback(server.aclose)
-            await server.start(PolicyServerContext(name=name, model=model, store=store))
-            servers[name] = server
-        yield Workshop(
+        model = config.model
+        workshop = Workshop(
             config=config,
             registry=registry,
             owner=owner_label(config.name),
             stack=stack,
-            taskset=config.tasks.build(registry, base=base),
-            environment=environment,
-            rewards=[
-                WeightedReward(name=r.label, weight=r.weight, reward=r.plugin.build(registry, base=base))
-                for r in config.rewards
-            ],
-            servers=servers,
-            store=store,
-            model=model,
-            observers=[],
+            taskset=build(config.tasks),
+            environment=build(config.environment),
+            rewards=[WeightedReward(name=r.label, weight=r.weight, reward=build(r.plugin)) for r in config.rewards],
+            harness=build(config.harness),
+            expert=build(config.expert),
+            advantage=build(config.advantage),
+            store=build(config.weight_store),
+            model=None if model is None else ModelSource(path=model.path, init=model.init, seed=config.seed),
         )
+        stack.push_async_callback(_close, workshop.environment)
+        await workshop.environment.start()
+        yield workshop
+
+
+async def _close(environment: Environment) -> None:
+    try:
+        async with asyncio.timeout(CLOSE_S):
+            await environment.aclose()
+    except Exception as error:
+        logger.error("the environment could not be closed: %s: %s", type(error).__name__, error)
+
+
+def needed_policies(config: RunConfig, harness: Harness) -> Mapping[str, PluginChoice]:
+    """The policies that this run must serve: those that its harness calls, and `main` where it is trained.
+
+    Raises:
+        ConfigError: the harness calls one that the run file does not have.
+    """
+    roles = [*harness.needs, *(["main"] if config.trainer is not None else [])]
+    missing = [role for role in roles if role not in config.policies]
+    if missing:
+        raise ConfigError(
+            f"harness {config.harness.name!r} calls the policy {missing[0]!r}, which the run file does not have",
+            hint=f'add [policies.{missing[0]}], for instance with server = "openai" and a model',
+        )
+    return {role: config.policies[role] for role in dict.fromkeys(roles)}
 
 
 def owner_label(name: str) -> str:
