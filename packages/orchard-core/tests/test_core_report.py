@@ -22,7 +22,7 @@ HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>"
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Iterator[RunDir]:
     run = RunDir(tmp_path)
-    run.write_json("config.json", {"name": "demo"})
+    run.write_json("config.json", {"format": "orchard-run-1", "name": "demo"})
     yield run
     run.close()
 

@@ -14,7 +14,6 @@ import typer
 if TYPE_CHECKING:
     from orchard_api.config import RunConfig
     from orchard_api.registry import Registry
-    from orchard_core.driver import Progress
     from orchard_core.run_dir import RunDir
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -180,51 +179,55 @@ def _run(
     try:
         return _play(config, registry, folder, plain=plain, training=training)
     finally:
-        folder.close()
+        folder.discard_if_unused()
 
 
 def _play(config: RunConfig, registry: Registry, folder: RunDir, *, plain: bool, training: bool) -> int:
+    from orchard_api.errors import OrchardError
     from orchard_core import driver
     from orchard_core.progress import LiveProgress, PlainProgress
-    from orchard_core.report import write_report
+    from orchard_core.run_dir import SUMMARY
     from orchard_core.signals import run_until_interrupted
-    from orchard_core.tables import print_summary
 
     console = _console()
-    live = console.is_terminal and not plain
-    progress: Any = LiveProgress(console) if live else PlainProgress(console)
-    console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
-
-    def work(shown: Progress) -> Any:
-        action: Callable[..., Any] = driver.train if training else driver.evaluate
-        return action(config, registry, folder, shown)
-
+    action: Callable[..., Any] = driver.train if training else driver.evaluate
+    console.print(f"run folder: {folder.path}", highlight=False, markup=False, soft_wrap=True)
+    progress: Any = LiveProgress(console) if console.is_terminal and not plain else PlainProgress(console)
+    failure: Exception | None = None
     interrupted = False
     with progress:
         try:
-            summary = run_until_interrupted(lambda: work(progress))
-        except KeyboardInterrupt:
-            interrupted, summary = True, {}
+            run_until_interrupted(lambda: action(config, registry, folder, progress))
+        except KeyboardInterrupt as stop:
+            interrupted = True
+            if stop.__cause__ is not None:
+                typer.echo(f"while it was interrupted: {stop.__cause__}", err=True)
+        except (OrchardError, OSError) as error:
+            failure = error
+    summary = folder.read_json(SUMMARY)
+    if summary:
+        _tell(console, folder)
+    for sandbox_id, reason in summary.get("undeleted_sandboxes", {}).items():
+        typer.echo(f"error: sandbox {sandbox_id} could not be removed: {reason}", err=True)
+    if failure is not None:
+        raise failure
+    if interrupted:
+        typer.echo("interrupted; what was played until then is in the run folder", err=True)
+        return INTERRUPTED
+    return FAILED if summary.get("undeleted_sandboxes") else OK
+
+
+def _tell(console: Any, folder: RunDir) -> None:
+    from orchard_core.report import write_report
+    from orchard_core.tables import print_summary
+
+    print_summary(console, folder.path)
     try:
         page = write_report(folder.path)
     except OSError as error:
         typer.echo(f"warning: no report was written: {error}", err=True)
     else:
-        print_summary(console, folder.path)
-        console.print(f"report: {page}", highlight=False, soft_wrap=True)
-    if interrupted:
-        typer.echo("interrupted; what was played until then is in the run folder", err=True)
-        return INTERRUPTED
-    if summary["undeleted_sandboxes"]:
-        for sandbox_id, reason in summary["undeleted_sandboxes"].items():
-            typer.echo(f"error: sandbox {sandbox_id} could not be removed: {reason}", err=True)
-        return FAILED
-    if not any(
-        (stage.get("evaluation") or stage.get("expert") or {}).get("scored") for stage in summary["stages"].values()
-    ):
-        typer.echo("error: no episode could be scored; the failures above say why", err=True)
-        return FAILED
-    return OK
+        console.print(f"report: {page}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _guarded(work: Callable[[], int], debug: bool) -> NoReturn:
@@ -261,7 +264,7 @@ def _complain(error: BaseException, code: int, debug: bool) -> int:
 
         text = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
         if error.errno == errno.ENOSPC:
-            text += "\n  hint: free some space; what was written until then can be read (orchard report RUN_DIR)"
+            text += "\n  hint: free some space; what was written until then can be read: orchard report RUN_DIR"
     typer.echo(f"error: {text}", err=True)
     return code
 

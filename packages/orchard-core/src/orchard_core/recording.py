@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,12 +14,16 @@ if TYPE_CHECKING:
     from orchard_api.schema import EpisodeWriter
 
 
+WRITE_EVERY_S = 60.0
+
+
 class EpisodeLog:
-    """Writes a stage's episodes to `episodes/STAGE/part-*.parquet`; what is pending is written at `close`."""
+    """Writes a stage's episodes to `episodes/STAGE/part-*.parquet`, at least once a minute while they end."""
 
     def __init__(self, run_dir: RunDir, stage: str) -> None:
         self._folder = run_dir.path / EPISODES / stage
         self._writer: EpisodeWriter | None = None
+        self._written = time.monotonic()
 
     def append(self, episode: Episode) -> None:
         """Add one episode.
@@ -31,9 +36,12 @@ class EpisodeLog:
 
             self._writer = EpisodeWriter(self._folder)
         self._writer.append(episode)
+        if time.monotonic() - self._written > WRITE_EVERY_S:
+            self.close()
 
     def close(self) -> None:
         """Write what is pending."""
+        self._written = time.monotonic()
         if self._writer is not None:
             self._writer.flush()
 

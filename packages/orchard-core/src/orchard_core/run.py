@@ -231,5 +231,5 @@ async def open_run(config: RunConfig, registry: Registry, run_dir: RunDir, progr
             raise
         finally:
             await settle([asyncio.create_task(run.sweep())])
-            if run.stages or run.total.episodes or run.status == "done":
+            if run.stages or run.total.episodes or run.status != "failed":
                 run.write_summary()

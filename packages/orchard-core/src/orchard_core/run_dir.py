@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from orchard_api.errors import ConfigError
 
 CONFIG, METRICS, SUMMARY, REPORT = "config.json", "metrics.jsonl", "summary.json", "report.html"
 EPISODES, CHECKPOINTS = "episodes", "checkpoints"
+FORMAT = "orchard-run-1"
 
 
 class RunDir:
@@ -31,16 +33,16 @@ class RunDir:
             ConfigError: it exists and holds something, and `overwrite` is false or it isn't a run's folder.
         """
         if path is None:
-            path = config.output / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+            path = _unused(config.output / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}")
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             if not overwrite:
                 raise ConfigError(f"{path} exists already", hint="choose another --run-dir, or add --overwrite")
-            if not (path / CONFIG).is_file():
+            if not _is_run(path):
                 raise ConfigError(f"{path} is not a run's folder; it is not overwritten")
             shutil.rmtree(path)
         (path / EPISODES).mkdir(parents=True)
         run_dir = cls(path)
-        run_dir.write_json(CONFIG, config.to_dict())
+        run_dir.write_json(CONFIG, {"format": FORMAT, **config.to_dict()})
         return run_dir
 
     @classmethod
@@ -50,11 +52,19 @@ class RunDir:
         Raises:
             ConfigError: it isn't one.
         """
-        if not (path / CONFIG).is_file():
+        if not _is_run(path):
             raise ConfigError(
-                f"{path} is not a run's folder: it has no {CONFIG}", hint="give the folder that a run printed"
+                f"{path} is not a run's folder: it has no {CONFIG} of a run", hint="give the folder that a run printed"
             )
         return cls(path)
+
+    def discard_if_unused(self) -> None:
+        """Remove the folder of a run that ended before it recorded anything."""
+        self.close()
+        if not any((self.path / name).exists() for name in (METRICS, SUMMARY)) and not any(
+            (self.path / EPISODES).iterdir()
+        ):
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def metrics(self, **values: Any) -> None:
         """Append one line to `metrics.jsonl`."""
@@ -104,3 +114,18 @@ class RunDir:
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a folder holds a run: many things have a `config.json`, ours says what it is."""
+    try:
+        value = json.loads((path / CONFIG).read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(value, dict) and value.get("format") == FORMAT
+
+
+def _unused(path: Path) -> Path:
+    """The path, or the first of `PATH-2`, `PATH-3`, ... that does not exist."""
+    names = (path if number == 1 else path.with_name(f"{path.name}-{number}") for number in itertools.count(1))
+    return next(name for name in names if not name.exists())

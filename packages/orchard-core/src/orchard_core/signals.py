@@ -21,7 +21,7 @@ def run_until_interrupted(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     shortens that to `HURRIED_S`. A third, or the deadline, ends the process at once.
 
     Raises:
-        KeyboardInterrupt: it was interrupted and has ended in order.
+        KeyboardInterrupt: it was interrupted and has ended in order; an error on the way out is its cause.
     """
     interrupts = 0
 
@@ -56,11 +56,14 @@ def run_until_interrupted(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
                 timer.cancel()
 
     try:
-        return asyncio.run(supervise())
-    except asyncio.CancelledError:
+        result = asyncio.run(supervise())
+    except (Exception, asyncio.CancelledError) as error:
         if interrupts:
-            raise KeyboardInterrupt from None
+            raise KeyboardInterrupt from (None if isinstance(error, asyncio.CancelledError) else error)
         raise
+    if interrupts:
+        raise KeyboardInterrupt
+    return result
 
 
 def _leave() -> None:

@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 
-from orchard_api.config import DistilStage, EvalStage, RlStage, SftStage
+from orchard_api.config import DistilStage, RlStage, SftStage
 from orchard_api.episode import Episode
 from orchard_api.errors import ConfigError, PolicyServerError
 from orchard_api.rollout import GroupRequest
@@ -56,10 +56,11 @@ async def _distil(run: Run, stage: DistilStage) -> None:
                 reward = episode.reward
                 if reward is not None and (stage.keep == "all" or reward >= run.config.evaluation.solved_at):
                     kept.append(episode)
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline and tally.episodes < stage.episodes:
+                _cut(run, stage, f"{tally.episodes} of {stage.episodes} episodes")
                 break
     kept.sort(key=lambda episode: episode.group_id)
-    run.stages[stage.name] = {"kept": len(kept), "expert": tally.to_dict()}
+    run.stages.setdefault(stage.name, {}).update(kept=len(kept), expert=tally.to_dict())
     run.record("distil", stage.name, kept=len(kept), **tally.to_dict())
     if not tally.scored:
         raise nothing_scored(f"stage {stage.name!r}", tally)
@@ -218,5 +219,5 @@ def _cut(run: Run, stage: DistilStage | SftStage | RlStage, after: str) -> None:
     run.progress.note(f"{stage.name}: ended by max_seconds, after {after}")
 
 
-def _deadline(stage: DistilStage | SftStage | RlStage | EvalStage) -> float:
+def _deadline(stage: DistilStage | SftStage | RlStage) -> float:
     return float("inf") if stage.max_seconds is None else time.monotonic() + stage.max_seconds
