@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,26 +39,35 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def sandbox_processes() -> set[str]:
-    """Command lines of our agents that run now."""
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """A folder of our own for sandboxes, so that those of others on this machine are not counted."""
+    folder = Path(tempfile.mkdtemp(prefix="orchard-test-"))
+    folder.chmod(0o755)
+    yield folder / "base"
+    shutil.rmtree(folder)
+
+
+def running(text: str) -> set[str]:
+    """Processes whose command line has this text, by pid and command line."""
     found = set()
     for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
+        if folder.name.isdigit() and folder.name != str(os.getpid()):
             try:
                 line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
             except OSError:
                 continue
-            if "orchard-agent" in line:
+            if text in line:
                 found.add(f"{folder.name} {line}")
     return found
 
 
 def test_init_then_eval_solves_the_task_and_keeps_the_key_out_of_the_records(
-    project: Path, model_api: ModelApi
+    project: Path, model_api: ModelApi, base: Path
 ) -> None:
-    before = sandbox_processes()
     begun = time.monotonic()
-    done = orchard(project, model_api, "eval", "demo/run.toml", "--run-dir", "out")
+    arguments = ["--run-dir", "out", "--set", f"environment.base={base}"]
+    done = orchard(project, model_api, "eval", "demo/run.toml", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     assert time.monotonic() - begun < 30
     summary = json.loads((project / "out" / "summary.json").read_text())
@@ -66,7 +79,8 @@ def test_init_then_eval_solves_the_task_and_keeps_the_key_out_of_the_records(
     for file in (project / "out").rglob("*"):
         assert not file.is_file() or KEY.encode() not in file.read_bytes(), file
     assert KEY not in done.stdout + done.stderr
-    assert sandbox_processes() <= before
+    assert not running(str(base))
+    assert not base.exists()
 
 
 def test_a_wrong_answer_is_a_reward_of_0_and_a_dead_endpoint_is_not(project: Path, model_api: ModelApi) -> None:
@@ -114,36 +128,23 @@ def _wait_for(condition: Any, seconds: float, what: str) -> None:
     ("number", "code", "seconds"), [(signal.SIGINT, 130, 15), (signal.SIGTERM, 130, 15), (signal.SIGKILL, -9, 5)]
 )
 def test_however_the_client_ends_no_sandbox_is_left(
-    project: Path, model_api: ModelApi, number: signal.Signals, code: int, seconds: float
+    project: Path, model_api: ModelApi, base: Path, number: signal.Signals, code: int, seconds: float
 ) -> None:
     """Cases 2 and 6: eight episodes sleep in their sandboxes when the signal comes."""
-    before = sandbox_processes()
-    model_api.answer = lambda _messages: "<shell>setsid sleep 600 & sleep 600</shell>"
+    nap = f"sleep {random.randint(100_000, 999_999)}"
+    model_api.answer = lambda _messages: f"<shell>setsid {nap} & {nap}</shell>"
     command = [ORCHARD, "eval", "demo/run.toml", "--set", "evaluation.attempts=8", "--run-dir", "out"]
+    command += ["--set", f"environment.base={base}"]
     env = {**os.environ, "OPENAI_BASE_URL": model_api.base_url, "OPENAI_API_KEY": KEY}
     process = subprocess.Popen(command, cwd=project, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        _wait_for(lambda: len(model_api.requests) == 8, 30, "the episodes did not begin")
-        time.sleep(0.5)
-        assert len(sandbox_processes() - before) >= 8, "there must be something to clean up"
-        assert _sleepers()
+        _wait_for(lambda: len(running(f"{nap} ")) >= 16, 30, "there must be something to clean up")
+        assert len(running(f"{base}/")) >= 8
         process.send_signal(number)
         process.communicate(timeout=seconds)
     finally:
         process.kill()
         process.communicate()
     assert process.returncode == code
-    _wait_for(lambda: not sandbox_processes() - before and not _sleepers(), 5, f"left: {sandbox_processes() - before}")
-
-
-def _sleepers() -> list[str]:
-    lines = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                line = (folder / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if line == b"sleep\x00600\x00":
-                lines.append(folder.name)
-    return lines
+    _wait_for(lambda: not running(f"{base}/") and not running(nap), 5, f"left: {running(str(base)) | running(nap)}")
+    _wait_for(lambda: not list(base.glob("boxes/*")), 5, "folders of sandboxes are left")
