@@ -35,7 +35,6 @@ class ReactHarness:
         self._config = config
         self._limits = config.limits()
         self.needs: tuple[str, ...] = (config.policy,)
-        self.needs = (config.policy,)
 
     async def run(self, task: Task, sandbox: Sandbox, policies: Mapping[str, PolicyEndpoint]) -> HarnessResult:
         """Play one episode; see `orchard_api.Harness`."""

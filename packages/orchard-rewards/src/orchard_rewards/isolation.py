@@ -8,10 +8,11 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # Tools read these from any folder above the one that they run in; the folder above ours is world-writable.
 _FOUND_UPWARDS = (
-    ".cargo .editorconfig .env .eslintrc.json .git .mvn .npmrc .nvmrc .pytest.ini .python-version .rspec "
-    ".tool-versions .venv .yarnrc .yarnrc.yml BUILD Cargo.toml Gemfile Makefile WORKSPACE __init__.py babel.config.js "
-    "composer.json conftest.py go.mod go.work jest.config.js node_modules package.json pnpm-workspace.yaml pom.xml "
-    "pyproject.toml pytest.ini settings.gradle setup.cfg setup.py tox.ini tsconfig.json uv.toml vitest.config.js"
+    *(".cargo", ".editorconfig", ".env", ".eslintrc.json", ".git", ".mvn", ".npmrc", ".nvmrc", ".pytest.ini"),
+    *(".python-version", ".rspec", ".tool-versions", ".venv", ".yarnrc", ".yarnrc.yml", "BUILD", "Cargo.toml"),
+    *("Gemfile", "Makefile", "WORKSPACE", "__init__.py", "babel.config.js", "composer.json", "conftest.py", "go.mod"),
+    *("go.work", "jest.config.js", "node_modules", "package.json", "pnpm-workspace.yaml", "pom.xml", "pyproject.toml"),
+    *("pytest.ini", "settings.gradle", "setup.cfg", "setup.py", "tox.ini", "tsconfig.json", "uv.toml"),
 )
 
 
@@ -62,18 +63,18 @@ def clean_environment(root: str) -> dict[str, str]:
 def check_script(command: str, *, root: str, folder: str) -> str:
     """The shell text of a check: notes the working directory, moves aside what tools find upwards, and runs it.
 
-    Our own folder, above the check's, ends what pytest and node look for upwards by files of its own. The shell's
-    builtins do all of it, so that the usual case costs no process.
+    An empty pytest.ini above the check's folder ends what pytest looks for upwards. The shell's builtins do all of it,
+    so that the usual case costs no process.
     """
     own, base = shlex.quote(root), shlex.quote(root.rpartition("/")[0])
     lines = [
         "WORKDIR=$PWD; export WORKDIR",
-        f": > {own}/pytest.ini && echo {{}} > {own}/package.json || exit 125",
-        f"for n in {_FOUND_UPWARDS}; do",
-        f'  if [ -e {base}/"$n" ] || [ -L {base}/"$n" ]; then',
-        f'    mkdir -p {own}/aside && mv {base}/"$n" {own}/aside/ || exit 125',
-        "  fi",
-        "done; unset n",
+        f": > {own}/pytest.ini || exit 125",
+        f"for f in {base}/* {base}/.[!.]*; do",
+        '  case "${f##*/}" in',
+        f'  {"|".join(_FOUND_UPWARDS)}) mkdir -p {own}/aside && mv "$f" {own}/aside/ || exit 125 ;;',
+        "  esac",
+        "done; unset f",
         f"cd {shlex.quote(folder)} || exit 125",
         command,
     ]
