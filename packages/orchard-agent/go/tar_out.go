@@ -2,6 +2,7 @@ package main
 
 import (
 	"archive/tar"
+	"bufio"
 	"errors"
 	"io"
 	"io/fs"
@@ -39,10 +40,15 @@ func (s *server) tarOut(w http.ResponseWriter, r *http.Request) error {
 	header := w.Header()
 	header.Set("Content-Type", "application/x-tar")
 	header.Set("Trailer", reportTrailer+", "+errorTrailer)
-	packer := &packer{root: root, out: tar.NewWriter(w), buffer: make([]byte, copyBytes), linked: map[fileID]string{}}
+	// Without it each header would be a chunk of its own.
+	out := bufio.NewWriterSize(w, copyBytes)
+	packer := &packer{root: root, out: tar.NewWriter(out), buffer: make([]byte, copyBytes), linked: map[fileID]string{}}
 	err = packer.folder(".")
 	if err == nil {
 		err = packer.out.Close()
+	}
+	if err == nil {
+		err = out.Flush()
 	}
 	header.Set(reportTrailer, packer.report.header())
 	if err != nil {

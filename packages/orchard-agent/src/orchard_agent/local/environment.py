@@ -53,6 +53,7 @@ from orchard_api.sandbox import SandboxInfo, SandboxSpec
 
 logger = logging.getLogger("orchard_agent.local")
 _KILL_S = 10.0
+_ASK_S = 5.0
 
 
 class LocalEnvironment:
@@ -241,7 +242,7 @@ class LocalEnvironment:
             "workdir": workdir,
             "env": {**own, **self._config.env, **spec.env},
             "ttl_s": spec.ttl_s,
-            "ignore_term": True,
+            "ignore_term": isolation.mode != "none",
             "file_size_bytes": (self._config.file_size_mb or 0) << 20,
             "open_files": self._config.open_files or 0,
         }
@@ -302,10 +303,11 @@ class LocalEnvironment:
     async def _remove(self, sandbox_id: str, folder: Path) -> None:
         agent = self._mine.get(sandbox_id)
         record = Record.read(folder)
+        ask_s = _ASK_S if self._ready()[1].mode == "none" else 0.0
         if agent is not None:
-            ended = await agent.kill(_KILL_S)
+            ended = await agent.kill(_KILL_S, ask_s=ask_s)
         else:
-            ended = record is None or await kill_and_wait(record.process, _KILL_S)
+            ended = record is None or await kill_and_wait(record.process, _KILL_S, ask_s=ask_s)
         if not ended:
             raise self._not_deleted(sandbox_id, folder, f"its processes outlived SIGKILL by {_KILL_S:.0f} s")
         self._mine.pop(sandbox_id, None)

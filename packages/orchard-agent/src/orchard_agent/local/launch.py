@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import socket
 import struct
 import subprocess
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orchard_agent.local.isolation import PATH
-from orchard_agent.local.processes import ProcessId, wait_ended
+from orchard_agent.local.processes import ProcessId, kill_and_wait, wait_ended
 from orchard_agent.local.records import LOG, SOCKET, read_text
 from orchard_agent.streams import bind_unix
 from orchard_api.errors import SandboxCreateError, StartTimeoutError
@@ -50,29 +49,16 @@ class LaunchedAgent:
             return "its time to live ran out without a sign of life from a client"
         return "its agent has ended" if code is None else f"its agent has ended (exit code {code})"
 
-    async def kill(self, timeout_s: float) -> bool:
-        """End it and everything in it; False when something outlives `timeout_s`."""
+    async def kill(self, timeout_s: float, *, ask_s: float = 0.0) -> bool:
+        """End it and everything in it; False when something outlives `timeout_s`.
+
+        The agent goes first: its end is that of its whole namespace, and its launcher then ends by itself.
+
+        Args:
+            ask_s: without a namespace, how long the agent may take to end its processes.
+        """
         self.lifeline.close()
-        return await end_launcher(self.launcher, self.process, timeout_s)
-
-
-async def end_launcher(launcher: subprocess.Popen[bytes], process: ProcessId | None, timeout_s: float) -> bool:
-    """Kill the agent first: its end is that of its whole namespace, and its launcher then ends by itself."""
-    if launcher.poll() is not None and (process is None or not process.alive):
-        return True
-    inner = process.open() if process is not None else None
-    try:
-        if inner is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(inner, signal.SIGKILL)
-            if not await wait_ended(inner, timeout_s):
-                return False
-        else:
-            launcher.kill()
-        return await _reap(launcher, timeout_s)
-    finally:
-        if inner is not None:
-            os.close(inner)
+        return await kill_and_wait(self.process, timeout_s, ask_s=ask_s) and await _reap(self.launcher, timeout_s)
 
 
 async def _reap(launcher: subprocess.Popen[bytes], timeout_s: float) -> bool:

@@ -78,13 +78,21 @@ def has_ended(descriptor: int) -> bool:
     return bool(poll.poll(0))
 
 
-async def kill_and_wait(process: ProcessId, timeout_s: float) -> bool:
-    """SIGKILL, then wait for the end; False when it outlives `timeout_s`."""
+async def kill_and_wait(process: ProcessId, timeout_s: float, *, ask_s: float = 0.0) -> bool:
+    """SIGKILL, then wait for the end; False when it outlives `timeout_s`.
+
+    Args:
+        ask_s: how long to wait after a SIGTERM first, for a process that has others to end.
+    """
     descriptor = process.open()
     if descriptor is None:
         return True
     try:
         with contextlib.suppress(ProcessLookupError):
+            if ask_s:
+                signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+                if await wait_ended(descriptor, ask_s):
+                    return True
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         return await wait_ended(descriptor, timeout_s)
     finally:
