@@ -138,3 +138,13 @@ def test_the_resolved_config_round_trips_through_its_own_check(load, registry: R
     run = load(MINIMAL + '[environment]\nbackend = "local"\nsize = 4\n')
     again = check_run(run.to_dict(), registry, base=run.base)
     assert again == run
+
+
+def test_the_expert_has_the_harnesss_options_unless_told_otherwise(load) -> None:
+    text = MINIMAL + (
+        "[harness]\nname = 'react'\nsize = 7\n[trainer]\nname = 'torch'\n[model]\npath = 'm'\n"
+        "[policies.main]\nserver = 'openai'\n[[stages]]\nkind = 'distil'\nname = 'd'\nepisodes = 1\n"
+    )
+    run = load(text)
+    assert (run.expert.name, run.expert.config.size) == ("scripted", 7)
+    assert load(text + "[expert]\nsize = 2\n").expert.config.size == 2

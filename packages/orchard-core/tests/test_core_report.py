@@ -41,7 +41,7 @@ def test_hostile_text_of_a_model_is_escaped(run_dir: RunDir) -> None:
 
 def test_curves_bars_and_stages_are_drawn_from_the_files(run_dir: RunDir) -> None:
     for step in range(3):
-        run_dir.metrics(kind="step", stage="rl", step=step + 1, reward_mean=step / 2, success=step / 2)
+        run_dir.metrics(kind="step", stage="rl", step=step + 1, reward_mean=step / 2, success=step / 4)
     with (run_dir.path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "step", "cut sho')
     numbers = {"success_interval": [0.4, 0.6], "scored": 9, "episodes": 10, "success": 0.5}

@@ -296,12 +296,13 @@ def check_run(
             return None
 
     trains = file.trainer is not None
+    expert = _inherit(file.harness, file.expert, registry, base)
     needs_expert = any(stage.kind == "distil" for stage in file.stages)
     parts = {
         "tasks": choose("taskset", "tasks", file.tasks),
         "environment": choose("environment", "environment", file.environment),
         "harness": choose("harness", "harness", file.harness),
-        "expert": choose("harness", "expert", file.expert) if needs_expert else None,
+        "expert": choose("harness", "expert", expert) if needs_expert else None,
         "rollout": choose("rollout", "rollout", file.rollout),
         "trainer": choose("trainer", "trainer", file.trainer) if file.trainer is not None else None,
         "advantage": choose("advantage", "advantage", file.advantage) if trains else None,
@@ -354,6 +355,21 @@ def choose_plugin(
         problems += describe(error, prefix=path)
         return None
     return PluginChoice(kind=kind, name=name, config=config)
+
+
+def _inherit(
+    harness: Mapping[str, Any], expert: Mapping[str, Any], registry: Registry, base: Path
+) -> Mapping[str, Any]:
+    """The expert's section, with the harness's values of options that both have.
+
+    What an expert is seen to do must look as what the harness will do; an option given to one alone would teach another
+    prompt than the one that is met later.
+    """
+    try:
+        model = registry.get("harness", expert.get("name", DEFAULTS["expert"]), base=base).config_model()
+    except (PluginError, AttributeError):
+        return expert
+    return {**{key: value for key, value in harness.items() if key in model.model_fields}, **expert}
 
 
 def _reward(number: int, table: Mapping[str, Any], choose: Any, problems: list[str]) -> RewardChoice | None:

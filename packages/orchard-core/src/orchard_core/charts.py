@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 240, 48, 12, 16, 32
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 240, 64, 12, 16, 32
 COLOURS = ("#3b82f6", "#f97316", "#10b981", "#a855f7")
 
 
@@ -62,7 +62,7 @@ def line_chart(
             told = escape(f"{each.name}: {_number(value_y)} at {_number(value_x)}")
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"><title>{told}</title></circle>')
         parts.append(
-            f'<text class="axis" x="{LEFT + 8 + 130 * number}" y="{TOP - 4}" fill="{colour}">{escape(each.name)}</text>'
+            f'<text class="name" x="{LEFT + 8 + 130 * number}" y="{TOP - 4}" fill="{colour}">{escape(each.name)}</text>'
         )
     return "".join([*parts, "</svg>"])
 

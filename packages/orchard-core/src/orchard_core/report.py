@@ -67,6 +67,8 @@ def _charts(metrics: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
         )
 
     rewards = [series(steps, "reward_mean", "mean reward"), series(steps, "success", "success")]
+    if rewards[0].points == rewards[1].points:
+        rewards.pop(0)
     yield {
         "title": "Reinforcement learning: reward of fresh episodes",
         "svg": line_chart("reward", rewards, x_label="step", low=0.0, high=1.0),
