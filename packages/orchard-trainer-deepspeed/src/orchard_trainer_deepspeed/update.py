@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -113,13 +113,13 @@ def run_update(state: LearnerState, batch: Batch, stop: Callable[[], bool]) -> t
     tally = Tally()
     steps = 0
     if used:
-        plans = _plan(state, flat, batch, used, idle)
+        count = config.epochs * min(config.minibatches, len({flat.episodes[row] for row in used}))
         reference = _reference_logprobs(state, flat, batch, used)
         proximal: Tensor | None = None
-        if config.correction == "token_tis" and len(plans) > 1:
+        if config.correction == "token_tis" and count > 1:
             proximal = compute_logprobs(model, flat, used, config, batch.temperature)
-        share = 1.0 / len(plans)
-        for number, plan in enumerate(plans):
+        share = 1.0 / count
+        for number, plan in enumerate(_plan(state, flat, batch, used, idle)):
             if stop():
                 break
             done = state.updates_done + number * share
@@ -136,7 +136,9 @@ def run_update(state: LearnerState, batch: Batch, stop: Callable[[], bool]) -> t
     return steps, metrics
 
 
-def _plan(state: LearnerState, flat: FlatBatch, batch: Batch, used: Sequence[int], idle: Sequence[int]) -> list[Step]:
+def _plan(
+    state: LearnerState, flat: FlatBatch, batch: Batch, used: Sequence[int], idle: Sequence[int]
+) -> Iterator[Step]:
     """The steps of all epochs; an episode's rows stay together."""
     config = state.config
     rows_of: dict[int, list[int]] = {}
@@ -145,24 +147,20 @@ def _plan(state: LearnerState, flat: FlatBatch, batch: Batch, used: Sequence[int
     with_use = list(dict.fromkeys(flat.episodes[row] for row in used))
     without = [episode for episode in rows_of if episode not in set(with_use)]
     wanted = set(used)
-    plans = []
     for _ in range(config.epochs):
         if config.minibatches > 1:
             with_use = [with_use[place] for place in _permutation(len(with_use), state.generator)]
             without = [without[place] for place in _permutation(len(without), state.generator)]
         for some, others in minibatches(with_use, without, config.minibatches):
             rows = [row for episode in some + others for row in rows_of[episode]]
-            plans.append(
-                plan_step(
-                    flat,
-                    batch,
-                    rows=[row for row in rows if row in wanted],
-                    idle=[row for row in rows if row not in wanted],
-                    aggregation=config.aggregation,
-                    max_response_tokens=config.max_response_tokens,
-                )
+            yield plan_step(
+                flat,
+                batch,
+                rows=[row for row in rows if row in wanted],
+                idle=[row for row in rows if row not in wanted],
+                aggregation=config.aggregation,
+                max_response_tokens=config.max_response_tokens,
             )
-    return plans
 
 
 def _permutation(count: int, generator: torch.Generator) -> list[int]:
