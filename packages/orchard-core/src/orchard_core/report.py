@@ -42,7 +42,7 @@ def write_report(path: Path) -> Path:
         bars=bar_chart("success on held-out tasks", _bars(stages)),
         charts=[chart for chart in _charts(metrics) if chart["svg"]],
         stages=[_stage_row(name, stage) for name, stage in stages.items()],
-        episodes=[shown for folder in stage_folders(path) for shown in _some(path, folder.name, solved_at)],
+        episodes=[shown for folder in reversed(stage_folders(path)) for shown in _some(path, folder.name, solved_at)],
     )
     run_dir.write_text(REPORT, page)
     return path / REPORT
