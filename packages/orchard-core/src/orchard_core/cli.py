@@ -21,7 +21,8 @@ OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 app = typer.Typer(
     name="orchard",
     help="Train and evaluate LLM agents in real, isolated environments.",
-    epilog="Start: orchard init demo, then orchard eval demo/run.toml. "
+    epilog="\b\nExamples:\n  orchard init demo\n  orchard eval demo/run.toml --set policies.main.model=MODEL\n"
+    "  orchard train recipes/quickstart/run.toml\n\n"
     "Exit codes: 0 done, 1 the run failed, 2 usage or config, 130 interrupted.",
     no_args_is_help=True,
     add_completion=False,
@@ -41,12 +42,12 @@ Plain = Annotated[bool, typer.Option("--plain", help="plain progress lines also 
 Debug = Annotated[bool, typer.Option("--debug", envvar="ORCHARD_DEBUG", help="show tracebacks and log lines")]
 
 
-@app.command(epilog="Example: orchard init demo")
+@app.command(epilog="\b\nExample:\n  orchard init demo")
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="made if missing")] = Path("orchard-demo"),
     debug: Debug = False,
 ) -> None:
-    """Write a run file and a first task, ready for `orchard eval`."""
+    """Write a run file and a first task for `orchard eval`."""
     from orchard_core.init import write_project
 
     def work() -> int:
@@ -56,7 +57,9 @@ def init(
         run_file = folder / "run.toml"
         typer.echo(
             "\nnext, with OPENAI_BASE_URL and OPENAI_API_KEY of any OpenAI-compatible endpoint:\n"
-            f"  orchard eval {run_file} --set policies.main.model=MODEL"
+            f"  orchard eval {run_file} --set policies.main.model=MODEL\n"
+            "or, to see that the task can be solved here, without a model:\n"
+            f"  orchard eval {run_file} --set harness='{{name=\"scripted\"}}'"
         )
         return OK
 
@@ -65,8 +68,9 @@ def init(
 
 @app.command(
     "eval",
-    epilog="Examples: orchard eval run.toml, "
-    "orchard eval run.toml --set environment.backend=docker --set evaluation.attempts=4",
+    epilog="\b\nExamples:\n  orchard eval run.toml\n"
+    "  orchard eval run.toml --set policies.main.model=MODEL --set evaluation.attempts=4\n"
+    "  orchard eval run.toml --set environment.backend=docker --run-dir runs/on-docker",
 )
 def evaluate(
     run_file: RunFile,
@@ -76,11 +80,14 @@ def evaluate(
     plain: Plain = False,
     debug: Debug = False,
 ) -> None:
-    """Play the run file's tasks and report how many were solved."""
+    """Play tasks and report how many were solved."""
     _guarded(lambda: _run(run_file, set_, run_dir, overwrite=overwrite, plain=plain, training=False), debug)
 
 
-@app.command(epilog="Example: orchard train recipes/quickstart/run.toml --set seed=1 --run-dir runs/seed-1")
+@app.command(
+    epilog="\b\nExamples:\n  orchard train recipes/quickstart/run.toml\n"
+    "  orchard train recipes/quickstart/run.toml --set seed=1 --run-dir runs/seed-1"
+)
 def train(
     run_file: RunFile,
     set_: Overrides = None,
@@ -89,15 +96,18 @@ def train(
     plain: Plain = False,
     debug: Debug = False,
 ) -> None:
-    """Run the run file's stages: distil, fine-tune, improve by reinforcement learning, measure."""
+    """Run all stages: distil, fine-tune, RL, measure."""
     _guarded(lambda: _run(run_file, set_, run_dir, overwrite=overwrite, plain=plain, training=True), debug)
 
 
-@app.command(epilog="Example: orchard report runs/quickstart")
+@app.command(epilog="\b\nExample:\n  orchard report runs/quickstart")
 def report(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="folder of a run")], debug: Debug = False
 ) -> None:
-    """Build report.html of a run anew, also of one that was cut short, and print its numbers."""
+    """Build a run's report.html and print its numbers.
+
+    Works on a run that was cut short, too.
+    """
 
     def work() -> int:
         from orchard_core.report import write_report
@@ -111,9 +121,12 @@ def report(
     _guarded(work, debug)
 
 
-@app.command(epilog="Example: ORCHARD_DISABLE_PLUGINS=docker orchard plugins")
+@app.command(
+    epilog="\b\nExamples:\n  orchard plugins\n  ORCHARD_DISABLE_PLUGINS=docker orchard plugins\n"
+    "  ORCHARD_TRACE_PLUGINS=1 orchard plugins"
+)
 def plugins(debug: Debug = False) -> None:
-    """List what is installed: kind, name, package, version, state."""
+    """List plugins: kind, name, package, version, state."""
 
     def work() -> int:
         from orchard_core.tables import print_plugins
@@ -124,17 +137,19 @@ def plugins(debug: Debug = False) -> None:
     _guarded(work, debug)
 
 
-@app.command(epilog="Example: orchard doctor")
+@app.command(epilog="\b\nExample:\n  orchard doctor")
 def doctor(debug: Debug = False) -> None:
-    """Say what works on this machine, and the command that mends what doesn't."""
+    """Say what works here, and the command that fixes the rest.
+
+    Exits with 1 where something that a plugin must have is missing.
+    """
 
     def work() -> int:
         from orchard_api.plugins import plugin_host
         from orchard_core.doctor import own_checks
         from orchard_core.tables import print_doctor
 
-        _registry()
-        checks = [("orchard-core", check) for check in own_checks()] + plugin_host().doctor()
+        checks = [("orchard-core", check) for check in own_checks(_registry())] + plugin_host().doctor()
         print_doctor(_console(), checks)
         return FAILED if any(check.required and not check.ok for _, check in checks) else OK
 

@@ -16,10 +16,20 @@ from orchard_api.errors import TaskError
 from orchard_api.registry import PluginConfig
 from orchard_api.sandbox import NetworkRule, Resources, SandboxSpec
 from orchard_api.task import Check, Solution, SolutionStep, Task
-from orchard_core.task_toml import TaskToml
+from orchard_core.task_toml import UNSUPPORTED, TaskToml
 
 NETWORKS = {"public": "full", "no-network": "none", "allowlist": "allowlist"}
-BUILD_FILES = ("Dockerfile", "docker-compose.yaml", "docker-compose.yml", "singularity-compose.yaml")
+UNSUPPORTED_FILES = {
+    "environment/docker-compose.yaml": "tasks of several containers",
+    "environment/docker-compose.yml": "tasks of several containers",
+    "environment/singularity-compose.yaml": "tasks of several containers",
+    "trajectory.json": "tasks that begin with a conversation",
+}
+CHECK = (
+    'cd "$WORKDIR" && chmod +x /tests/test.sh && /tests/test.sh > /logs/verifier/test-stdout.txt 2>&1; '
+    "cat /logs/verifier/test-stdout.txt"
+)
+"""As Harbor runs a task's tests: from the working directory, output kept, exit code ignored."""
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 DEFAULT_AGENT_TIMEOUT_S = 3600.0
 
@@ -84,15 +94,17 @@ def read_task(folder: Path, *, network: str | None = None) -> Task:
     for needed in (instruction, script):
         if not needed.is_file():
             raise TaskError(f"{folder}: there is no {needed.relative_to(folder)}")
+    for name, what in UNSUPPORTED_FILES.items():
+        if (folder / name).exists():
+            raise TaskError(f"{folder / name}: {what} are not supported yet")
     environment = table.environment
-    builds = [name for name in BUILD_FILES if (folder / "environment" / name).is_file()]
     image = environment.docker_image
-    if image is None and builds:
-        image = f"build:{folder / 'environment' / builds[0]}"
+    if image is None and (folder / "environment" / "Dockerfile").is_file():
+        image = f"build:{folder / 'environment' / 'Dockerfile'}"
     solve = folder / "solution" / "solve.sh"
     solution = None
     if solve.is_file():
-        step = SolutionStep(commands=("bash /solution/solve.sh",))
+        step = SolutionStep(commands=("chmod +x /solution/solve.sh; /solution/solve.sh",))
         solution = Solution(
             steps=(step,), folder=solve.parent, env=_fill(table.solution.env, f"{folder}/task.toml: solution.env")
         )
@@ -117,7 +129,7 @@ def read_task(folder: Path, *, network: str | None = None) -> Task:
             ),
         ),
         check=Check(
-            command="bash /tests/test.sh" if script.read_bytes().startswith(b"#!/bin/bash") else "sh /tests/test.sh",
+            command=CHECK,
             folder=script.parent,
             target="/tests",
             timeout_s=table.verifier.timeout_sec,
@@ -134,9 +146,15 @@ def _read_toml(path: Path) -> TaskToml:
     try:
         return TaskToml.model_validate(tomllib.loads(path.read_text("utf-8")))
     except ValidationError as error:
-        raise TaskError(f"{path} can't be used:\n" + "\n".join(f"  {line}" for line in describe(error))) from None
+        lines = [_unsupported(line) for line in describe(error)]
+        raise TaskError(f"{path} can't be used:\n" + "\n".join(f"  {line}" for line in lines)) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise TaskError(f"{path} can't be read: {error}") from None
+
+
+def _unsupported(line: str) -> str:
+    key = line.removesuffix(": unknown key")
+    return f"{key}: part of the Harbor format, but not supported yet" if key in UNSUPPORTED else line
 
 
 def _fill(env: Mapping[str, str], where: str) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import shutil
 import sys
@@ -10,15 +9,16 @@ import tempfile
 from pathlib import Path
 
 from orchard_api.hookspecs import DoctorCheck
+from orchard_api.registry import Registry
 from orchard_core.limits import FILES_BESIDES, FILES_PER_SANDBOX
 
 WANTED_DISK_GB = 2.0
 WANTED_SANDBOXES = 64
 
 
-def own_checks() -> list[DoctorCheck]:
-    """Python, disk, open files, temporary folder."""
-    return [_python(), _disk(Path.cwd()), _files(), _temporary()]
+def own_checks(registry: Registry) -> list[DoctorCheck]:
+    """Python, disk, open files, temporary folder, and plugins that failed to load."""
+    return [_python(), _disk(Path.cwd()), _files(), _temporary(), *_broken(registry)]
 
 
 def _python() -> DoctorCheck:
@@ -55,8 +55,24 @@ def _files() -> DoctorCheck:
 
 
 def _temporary() -> DoctorCheck:
-    folder = tempfile.gettempdir()
-    ok = os.access(folder, os.W_OK | os.X_OK)
-    return DoctorCheck(
-        name="temporary folder", ok=ok, detail=folder, fix="" if ok else "set TMPDIR to a writable folder"
-    )
+    try:
+        folder = tempfile.gettempdir()
+        with tempfile.TemporaryFile() as file:
+            file.write(b"x")
+    except OSError as error:
+        fix = "export TMPDIR=... to a writable folder with some space"
+        return DoctorCheck(name="temporary folder", ok=False, detail=str(error), fix=fix)
+    return DoctorCheck(name="temporary folder", ok=True, detail=folder)
+
+
+def _broken(registry: Registry) -> list[DoctorCheck]:
+    return [
+        DoctorCheck(
+            name=f"plugin {broken.name}",
+            ok=False,
+            detail=f"{broken.distribution} {broken.version} failed to load: {type(broken.cause).__name__}: "
+            f"{broken.cause}",
+            fix=f"pip install --force-reinstall {broken.distribution}, or ORCHARD_DISABLE_PLUGINS={broken.name}",
+        )
+        for broken in registry.broken
+    ]

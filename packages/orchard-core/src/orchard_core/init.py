@@ -69,7 +69,25 @@ SOLVE_SH = """#!/bin/sh
 printf 'hello, orchard\\n' > hello.txt
 """
 
+README = """# Tasks for Orchard
+
+```console
+$ export OPENAI_BASE_URL=http://localhost:8000/v1 OPENAI_API_KEY=...
+$ orchard eval run.toml --set policies.main.model=MODEL
+```
+
+The last line that it prints names the run's `report.html`: the numbers, and whole episodes to read.
+
+* `orchard eval run.toml --set harness='{name="scripted"}'` plays the tasks' own solutions: do your tests accept them?
+  With `noop` instead, nothing is done: do they refuse that?
+* A task is a folder in `tasks/` (the Harbor format): `instruction.md` is what the agent is asked, `tests/test.sh`
+  writes 0 or 1 (or anything between) into `/logs/verifier/reward.txt`, `solution/solve.sh` is optional, and `task.toml`
+  has timeouts and what the sandbox must be. Copy `tasks/hello` to begin another.
+* `orchard doctor` says what is missing on this machine.
+"""
+
 FILES = {
+    "README.md": README,
     "run.toml": RUN_TOML,
     "tasks/hello/task.toml": TASK_TOML,
     "tasks/hello/instruction.md": INSTRUCTION,

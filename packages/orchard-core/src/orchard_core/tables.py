@@ -37,11 +37,12 @@ def print_summary(console: Console, path: Path) -> None:
             f"[red]{failed}[/red]" if failed else "0",
         )
     console.print(table)
-    failures = summary.get("failures", {})
+    failures, tokens = summary.get("failures", {}), summary.get("response_tokens", 0)
     console.print(
         "failures: "
         + "  ".join(f"{kind} {count}" for kind, count in failures.items())
         + f"  retries: {summary.get('retries', 0)}  episodes: {summary.get('episodes', 0)}"
+        + (f"  sampled tokens: {tokens:,}" if tokens else "")
         + f"  seconds: {summary.get('wall_seconds', 0):.0f}",
         highlight=False,
     )

@@ -10,6 +10,24 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+UNSUPPORTED = (
+    "steps",
+    "artifacts",
+    "multi_step_reward_strategy",
+    "agent.network_mode",
+    "agent.allowed_hosts",
+    "verifier.user",
+    "verifier.network_mode",
+    "verifier.allowed_hosts",
+    "verifier.environment",
+    "verifier.collect",
+    "environment.tpu",
+    "environment.mcp_servers",
+    "environment.skills_dir",
+    "environment.healthcheck",
+)
+"""What the format has and we don't honour yet; a task that asks for it is refused, never played without it."""
+
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMG])i?B?\s*$", re.IGNORECASE)
 _TO_MB = {"K": 1 / 1024, "M": 1, "G": 1024}
 
