@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 import pytest
-from core_fakes import turn
+from core_fakes import MeanBaseline, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,14 +16,7 @@ from orchard_api.trajectory import Trajectory, Turn
 from orchard_core.batching import rl_batch, sft_rows
 from orchard_core.statistics import Tally, wilson_interval
 
-
-def mean_baseline(rewards: Sequence[float | None], groups: Sequence[str]) -> list[float]:
-    """Reward minus the group's mean over scored episodes."""
-    result = []
-    for reward, group in zip(rewards, groups, strict=True):
-        peers = [r for r, g in zip(rewards, groups, strict=True) if g == group and r is not None]
-        result.append(0.0 if reward is None or len(peers) < 2 else reward - sum(peers) / len(peers))
-    return result
+mean_baseline = MeanBaseline()
 
 
 def episode(number: int, group: str, reward: float | None, turns: tuple[Turn, ...] | None = None) -> Episode:

@@ -157,7 +157,8 @@ async def _step(
     tally = run.tally()
     tally.add_all(episodes)
     made = rl_batch(episodes, advantage, temperature=run.config.sampling.temperature, shuffle=shuffle)
-    _check_tokens(run, stage, made)
+    if tally.scored and tally.turns:
+        _check_tokens(run, stage, made)
     sampled, metrics = run.version, {}
     if made.learns:
         report = await trainer.update(made.batch)
@@ -191,7 +192,7 @@ async def _step(
 
 def _check_tokens(run: Run, stage: RlStage, made: RlBatch) -> None:
     """Law 4 and 5: what is learnt from was sampled by the engine, by the version that was loaded."""
-    if made.batch.rows and not made.versions:
+    if not made.versions:
         raise ConfigError(
             f"stage {stage.name!r}: the policy's answers have no token ids and logprobs, so rl can't learn from them",
             hint='use an exact policy server, such as server = "in_process"',
