@@ -121,12 +121,15 @@ class Play:
         self.errors: dict[str, list[BaseException]] = {}
         self.seconds = 0.0
         self.timeouts: list[float] = []
+        self.result: HarnessResult | None = None
 
     async def run(self, task: Task, sandbox: Sandbox, policies: Mapping[str, PolicyEndpoint]) -> HarnessResult:
         self.timeouts.append(task.agent_timeout_s)
         await asyncio.sleep(self.seconds)
         if self.errors.get(task.task_id):
             raise self.errors[task.task_id].pop(0)
+        if self.result is not None:
+            return self.result
         return HarnessResult(trajectory=Trajectory(turns=(turn(),)), outcome="submitted", answer="done")
 
 

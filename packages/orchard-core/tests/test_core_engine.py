@@ -5,15 +5,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import time
 
 import pytest
-from core_fakes import DictEnvironment, Fixed, Play, engine_with
+from core_fakes import DictEnvironment, Fixed, Play, engine_with, turn
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from orchard_api.errors import CapabilityError, FailureClass, GraderError, SandboxCreateError, SandboxGone
+from orchard_api.episode import HarnessResult
+from orchard_api.errors import (
+    CapabilityError,
+    ContextOverflowError,
+    Failure,
+    FailureClass,
+    GraderError,
+    HarnessError,
+    OverloadedError,
+    SandboxCreateError,
+    SandboxDeleteError,
+    SandboxFileError,
+    SandboxGone,
+)
 from orchard_api.rollout import GroupRequest
 from orchard_api.sandbox import SandboxSpec
 from orchard_api.task import Check, Task
+from orchard_api.trajectory import Trajectory
 from orchard_core.engine import AsyncioRolloutEngine
+from orchard_core.episode_run import classify
 
 
 def requests(count: int, size: int = 1, **changes: object) -> list[GroupRequest]:
@@ -198,6 +216,102 @@ async def test_a_failed_removal_is_loud_and_listed() -> None:
     ((sandbox_id, reason),) = engine.undeleted.items()
     assert sandbox_id in environment.alive
     assert "the daemon answered 500" in reason
+
+
+async def test_a_removal_that_fails_at_first_is_tried_again() -> None:
+    environment = DictEnvironment()
+    environment.delete_errors = [SandboxDeleteError("busy"), SandboxDeleteError("busy")]
+    engine = await engine_with(environment)
+    ((episode,),) = [group.episodes for group in await play(engine, requests(1))]
+    assert episode.failure is None
+    assert engine.undeleted == {}
+    assert environment.alive == {}
+
+
+async def test_a_removal_that_hangs_is_bounded_and_listed() -> None:
+    """Case 29: the other episodes go on."""
+    environment = DictEnvironment()
+    environment.delete_s = 60.0
+    engine = await engine_with(environment, delete_timeout_s=0.1, concurrency=2)
+    async with asyncio.timeout(5):
+        groups = await play(engine, requests(4))
+    assert [group.episodes[0].reward for group in groups] == [1.0] * 4
+    assert set(engine.undeleted) == set(environment.alive)
+    assert all("not removed within 0.1 s" in reason for reason in engine.undeleted.values())
+
+
+async def test_a_bug_in_a_reward_is_not_played_again() -> None:
+    environment, reward = DictEnvironment(), Fixed()
+    reward.error = ZeroDivisionError("bug")
+    engine = await engine_with(environment, reward=reward, infra_retries=2)
+    await play(engine, requests(1))
+    assert (environment.created, engine.retries) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SandboxFileError("disk full", reason="no_space", path="a"),
+        ContextOverflowError(prompt_tokens=9, context_length=8),
+        HarnessError("odd"),
+        KeyError("x"),
+    ],
+)
+def test_outside_the_harness_every_failure_is_infra_and_never_a_score(error: Exception) -> None:
+    for phase in ("create", "setup", "reward"):
+        assert classify(error, phase).failure_class is FailureClass.INFRA
+    assert classify(error, "harness").failure_class is FailureClass.HARNESS
+    assert classify(SandboxGone("evicted"), "harness").failure_class is FailureClass.INFRA
+
+
+async def test_a_sandbox_gone_in_the_middle_keeps_what_was_played() -> None:
+    """Case 45, the engine's half: the harness returned what it had."""
+    harness = Play()
+    failure = Failure.from_exception(SandboxGone("evicted"), phase="harness")
+    harness.result = HarnessResult(trajectory=Trajectory(turns=(turn(),)), outcome="failed", failure=failure)
+    engine = await engine_with(harness=harness, infra_retries=1)
+    ((episode,),) = [group.episodes for group in await play(engine, requests(1))]
+    assert (episode.outcome, episode.failure, episode.attempt) == ("failed", failure, 1)
+    assert len(episode.trajectory.turns) == 1
+    assert engine.retries == 1
+
+
+async def test_a_server_that_says_when_to_come_back_is_waited_for() -> None:
+    """Case 59."""
+    environment = DictEnvironment()
+    environment.create_errors = [OverloadedError("503", retry_after_s=0.3)]
+    engine = await engine_with(environment)
+    begun = time.monotonic()
+    ((episode,),) = [group.episodes for group in await play(engine, requests(1))]
+    assert time.monotonic() - begun >= 0.3
+    assert (episode.failure, episode.attempt) == (None, 1)
+
+
+@given(
+    bad=st.lists(st.sampled_from(["fine", "create", "harness", "bug"]), min_size=1, max_size=24),
+    concurrency=st.integers(1, 5),
+    size=st.integers(1, 4),
+)
+@settings(max_examples=40, deadline=None)
+def test_whatever_fails_each_episode_ends_once_and_nothing_is_left(bad: list[str], concurrency: int, size: int) -> None:
+    async def run() -> None:
+        environment, harness = DictEnvironment(), Play()
+        environment.create_errors = [SandboxCreateError("no room") for kind in bad if kind == "create"]
+        for number, kind in enumerate(bad):
+            if kind in ("harness", "bug"):
+                error = SandboxGone("evicted") if kind == "harness" else ValueError("bug")
+                harness.errors[f"t{number}"] = [error]
+        engine = await engine_with(environment, harness, concurrency=concurrency, infra_retries=1)
+        groups = await play(engine, requests(len(bad), size=size))
+        assert sorted(group.group_id for group in groups) == sorted(f"g{n}" for n in range(len(bad)))
+        episodes = [episode for group in groups for episode in group.episodes]
+        assert len({episode.episode_id for episode in episodes}) == len(bad) * size
+        assert all((episode.reward is None) == (episode.failure is not None) for episode in episodes)
+        assert environment.most <= concurrency
+        assert environment.alive == {}
+        assert environment.created == len(episodes) + engine.retries
+
+    asyncio.run(run())
 
 
 async def test_preflight_refuses_by_task_before_anything_starts() -> None:
