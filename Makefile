@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 install: $(VENV)/installed
 
-$(VENV)/installed: constraints.txt $(PACKAGES:%=packages/%/pyproject.toml)
+$(VENV)/installed: constraints.txt requirements-dev.txt $(PACKAGES:%=packages/%/pyproject.toml)
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; set PYTHON=... to one")'
 	@echo "installing into $(VENV) (once; torch is the largest part)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

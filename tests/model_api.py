@@ -41,11 +41,11 @@ class ModelApi:
                 choice = {"index": 0, "message": {"role": "assistant", "content": reply}, "finish_reason": "stop"}
                 usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
                 self._send(
-                    200, {"id": "x", "object": "chat.completion", "model": "m", "choices": [choice], "usage": usage}
+                    200, {"id": "x", "object": "chat.completion", "model": "my-model", "choices": [choice], "usage": usage}
                 )
 
             def do_GET(self) -> None:
-                self._send(200, {"object": "list", "data": [{"id": "m", "object": "model"}]})
+                self._send(200, {"object": "list", "data": [{"id": "my-model", "object": "model"}]})
 
             def _send(self, status: int, value: dict[str, Any]) -> None:
                 data = json.dumps(value).encode()

@@ -28,6 +28,7 @@ PAGES = sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, model_api: ModelApi) -> None:
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     variables = {"OPENAI_BASE_URL": model_api.base_url, "OPENAI_API_KEY": "sk-test-of-the-docs"}
     run_page(page, tmp_path, {**variables, "HOME": str(tmp_path)})
 
