@@ -16,7 +16,7 @@ type account struct {
 }
 
 func (a *account) env() []string {
-	if a.credential == nil {
+	if a.name == "" {
 		return nil
 	}
 	return []string{"HOME=" + a.home, "USER=" + a.name, "LOGNAME=" + a.name}

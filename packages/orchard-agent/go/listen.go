@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -103,7 +104,15 @@ type stdioConn struct {
 	closed  func()
 }
 
-func (c *stdioConn) Read(data []byte) (int, error)      { return c.in.Read(data) }
+// Read returns a deadline as net/http knows it: wrapped as a file's error it would count as a broken connection.
+func (c *stdioConn) Read(data []byte) (int, error) {
+	n, err := c.in.Read(data)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		err = os.ErrDeadlineExceeded
+	}
+	return n, err
+}
+
 func (c *stdioConn) Write(data []byte) (int, error)     { return c.out.Write(data) }
 func (c *stdioConn) LocalAddr() net.Addr                { return stdioAddress{} }
 func (c *stdioConn) RemoteAddr() net.Addr               { return stdioAddress{} }

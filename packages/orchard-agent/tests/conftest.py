@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from orchard_agent import AgentSandbox, build_binaries
 from orchard_agent.local.config import LocalConfig
 from orchard_agent.local.environment import LocalEnvironment
@@ -80,12 +81,12 @@ def find_inside() -> Callable[[AgentSandbox, str], Awaitable[list[str]]]:
     return find
 
 
-def processes_with(text: str) -> list[int]:
-    """Pids of this machine whose command line contains a text."""
+def processes_with(text: str, file: str = "cmdline") -> list[int]:
+    """Pids of this machine whose command line, or another of their files in /proc, contains a text."""
     found: list[int] = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if text.encode() in (entry / "cmdline").read_bytes() and int(entry.name) != os.getpid():
+            if text.encode() in (entry / file).read_bytes() and int(entry.name) != os.getpid():
                 found.append(int(entry.name))
     return found
 
@@ -93,6 +94,12 @@ def processes_with(text: str) -> list[int]:
 @pytest.fixture
 def host_processes() -> Callable[[str], list[int]]:
     return processes_with
+
+
+@pytest.fixture
+def enclosed_processes(base: Path) -> Callable[[], list[int]]:
+    """Pids of this machine that run in a sandbox of the test's base folder: its folders are mounted there."""
+    return lambda: processes_with(f"{base.parent.name}/base/boxes", "mountinfo")
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 import pytest
+
 from orchard_agent import AgentSandbox
 from orchard_api.errors import SandboxRequestError
 
@@ -54,7 +55,7 @@ async def test_stdin_cwd_and_env(box: AgentSandbox) -> None:
 
 async def test_a_variable_keeps_its_exact_value(box: AgentSandbox) -> None:
     """Case 101."""
-    value = 'x y"$z\n\t=\'`\\'
+    value = "x y\"$z\n\t='`\\"
     result = await box.exec(["sh", "-c", 'printf %s "$A"'], env={"A": value})
     assert result.stdout_text == value
     assert (await box.exec('printf %s "${A-unset}"')).stdout == b"unset"
@@ -96,9 +97,9 @@ async def test_a_timeout_kills_all_that_the_command_started(box: AgentSandbox, f
     """Cases 16, 17 and 20; the processes are first seen alive."""
     mark = "marked-for-death"
     start = time.monotonic()
-    call = asyncio.create_task(box.exec(command.format(mark=mark), timeout_s=1.0))
+    call = asyncio.create_task(box.exec(command.format(mark=mark), timeout_s=0.6))
     seen: list[str] = []
-    while time.monotonic() - start < 0.9 and not seen:
+    while time.monotonic() - start < 0.55 and not seen:
         seen = await find_inside(box, mark)
     assert seen, "nothing was running that could be killed"
     result = await call
@@ -125,8 +126,8 @@ async def test_only_its_own_timeout_ends_a_command(base: object, box: AgentSandb
     """Case 18: no default of the client below cuts a longer command; here all of those are shorter than it."""
     from dataclasses import replace
 
-    box._limits = replace(box._limits, call_s=1.0, idle_s=1.0, heartbeat_s=0.5)
-    result = await box.exec("sleep 3; echo ok", timeout_s=20)
+    box._limits = replace(box._limits, call_s=0.7, idle_s=0.7, heartbeat_s=0.3)
+    result = await box.exec("sleep 2; echo ok", timeout_s=20)
     assert (result.exit_code, result.stdout) == (0, b"ok\n")
 
 
@@ -182,7 +183,7 @@ async def test_another_user_needs_a_privileged_agent(box: AgentSandbox) -> None:
     assert (await box.exec("id -u", user=1000)).stdout == b"1000\n"
     with pytest.raises(SandboxRequestError, match="only an agent that is root can switch users"):
         await box.exec("id", user="root")
-    with pytest.raises(SandboxRequestError, match="no user 'stranger'|no user \"stranger\""):
+    with pytest.raises(SandboxRequestError, match='no user "stranger"'):
         await box.exec("id", user="stranger")
 
 

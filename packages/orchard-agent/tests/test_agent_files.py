@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator
 
 import pytest
+
 from orchard_agent import AgentSandbox
 from orchard_api.errors import SandboxFileError
 
@@ -128,7 +129,9 @@ async def test_files_whose_size_is_not_known(box: AgentSandbox) -> None:
 
 
 async def test_listing_survives_broken_links_and_any_name(box: AgentSandbox) -> None:
-    await box.exec(["python3", "-c", "import os; os.symlink('nowhere', 'broken'); open(b'\\xff\\n', 'w'); os.mkdir('z')"])
+    await box.exec(
+        ["python3", "-c", "import os; os.symlink('nowhere', 'broken'); open(b'\\xff\\n', 'w'); os.mkdir('z')"]
+    )
     found = {info.name: (info.kind, info.target) for info in await box.list_dir(".")}
     assert found == {"broken": ("symlink", "nowhere"), "\udcff\n": ("file", None), "z": ("directory", None)}
     assert (await box.stat("broken", follow=False)).target == "nowhere"

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+
 from orchard_agent import AgentSandbox, download_folder, unpack_tar
 from orchard_api.errors import InfraError, SandboxFileError
 
@@ -154,8 +155,12 @@ async def test_unpacking_here_stays_in_its_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "members",
     [
-        [special("a/b/c", tarfile.DIRTYPE), special("a/b/c/s", tarfile.SYMTYPE, "../../..")]
-        + [special("t", tarfile.SYMTYPE, "a/b/c/s/../out"), file("t", b"pwned")],
+        [
+            special("a/b/c", tarfile.DIRTYPE),
+            special("a/b/c/s", tarfile.SYMTYPE, "../../.."),
+            special("t", tarfile.SYMTYPE, "a/b/c/s/../out"),
+            file("t", b"pwned"),
+        ],
         [special("d", tarfile.SYMTYPE, "."), file("d/../../out", b"pwned")],
         [special("d", tarfile.SYMTYPE, "e"), special("e", tarfile.DIRTYPE), file("d/f", b"pwned")],
         [special("d", tarfile.DIRTYPE), special("d", tarfile.SYMTYPE, ".."), file("d/out", b"pwned")],
@@ -163,7 +168,9 @@ async def test_unpacking_here_stays_in_its_folder(tmp_path: Path) -> None:
     ],
     ids=["climb-through-a-link", "dots", "link-to-inside", "folder-replaced", "hard-link-to-link"],
 )
-async def test_combinations_of_links_do_not_escape(tmp_path: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+async def test_combinations_of_links_do_not_escape(
+    tmp_path: Path, members: list[tuple[tarfile.TarInfo, bytes]]
+) -> None:
     (tmp_path / "out").write_text("untouched")
     await unpack_tar(stream(tar_of(*members)), tmp_path / "dest")
     assert (tmp_path / "out").read_text() == "untouched"

@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+
 from orchard_agent import AgentSandbox
 from orchard_agent.local.config import DEFAULT_UID
 from orchard_agent.local.environment import LocalEnvironment
 from orchard_api.errors import CapabilityError, InfraError
 from orchard_api.sandbox import NetworkRule, Resources, SandboxSpec
 
+LONG = f"5{os.getpid()}"
 Make = Callable[..., Awaitable[LocalEnvironment]]
 
 
@@ -88,14 +90,15 @@ async def test_the_agents_secrets_are_out_of_reach(inside: AgentSandbox) -> None
     """Neither its environment, memory, descriptors and arguments, nor a debugger gives the token away."""
     token = inside._pool._headers[1][1].split()[1].decode()
     assert len(token) >= 32
-    everything = await out(inside, "cat /proc/*/cmdline /proc/*/environ 2>/dev/null | tr '\\0' '\\n'; env; ls -l /proc/*/fd")
+    everything = await out(
+        inside, "cat /proc/*/cmdline /proc/*/environ 2>/dev/null | tr '\\0' '\\n'; env; ls -l /proc/*/fd"
+    )
     assert token not in everything
     for name in ("environ", "mem", "maps", "auxv"):
         assert (await inside.exec(["cat", f"/proc/1/{name}"])).exit_code != 0, name
     assert (await inside.exec("ls /proc/1/fd/ || cat /proc/1/fd/0")).exit_code != 0
     attach = (
-        "import ctypes; libc = ctypes.CDLL(None, use_errno=True)\n"
-        "print(libc.ptrace(16, 1, 0, 0), ctypes.get_errno())"
+        "import ctypes; libc = ctypes.CDLL(None, use_errno=True)\nprint(libc.ptrace(16, 1, 0, 0), ctypes.get_errno())"
     )
     assert (await inside.exec(["python3", "-c", attach])).stdout == b"-1 1\n"
 
@@ -140,9 +143,8 @@ async def test_two_sandboxes_do_not_meet(enclosed: LocalEnvironment) -> None:
     assert (await other.exec(["ls", folder])).exit_code != 0
     await other.exec("kill -9 -1")
     assert "5555" in await out(one, "ps -ef")
-    listen = (
-        "import socket,time; s=socket.socket(socket.AF_UNIX); s.bind('\\0meet'); s.listen(); print(1, flush=True); time.sleep(5)"
-    )
+    listen = "import socket,time; s=socket.socket(socket.AF_UNIX); s.bind('\\0meet'); s.listen()"
+    listen += "; print(1, flush=True); time.sleep(5)"
     await one.exec(["sh", "-c", f'python3 -c "{listen}" > started &'])
     while (await one.exec("cat started")).stdout != b"1\n":
         await asyncio.sleep(0.02)
@@ -172,7 +174,9 @@ async def test_workdir_user_and_environment_of_the_spec(enclosed: LocalEnvironme
             await enclosed.create(SandboxSpec(workdir=workdir), sandbox_id="refused")
 
 
-async def test_more_of_the_host_can_be_shown_read_only(environments: Make, tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_more_of_the_host_can_be_shown_read_only(
+    environments: Make, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     shown = Path("/usr/share/zoneinfo")
     environment = await environments(read_only=(str(shown), "/etc/fstab"), env={"EXTRA": "yes"})
     sandbox = await environment.create(SandboxSpec(), sandbox_id="shown")
@@ -233,15 +237,15 @@ async def test_unisolated_when_allowed(
     folder = (await sandbox.status()).details["folder"]
     assert await out(sandbox, "pwd") == f"{folder}/workspace"
     assert await out(sandbox, "id -u") == str(DEFAULT_UID if os.geteuid() == 0 else os.geteuid())
-    await sandbox.exec("setsid sleep 6543 >/dev/null 2>&1 &")
-    assert "sleep 6543" in await out(sandbox, "ps -eo args")
+    await sandbox.exec(f"setsid sleep {LONG} >/dev/null 2>&1 &")
+    assert f"sleep {LONG}" in await out(sandbox, "ps -eo args")
     assert await sandbox.kill_processes() == 1
-    assert "sleep 6543" not in (await sandbox.exec("ps -eo args | grep -v grep | grep 6543")).stdout_text
-    await sandbox.exec("setsid sleep 6543 >/dev/null 2>&1 &")
+    assert f"sleep {LONG}" not in (await sandbox.exec(f"ps -eo args | grep -v grep | grep {LONG}")).stdout_text
+    await sandbox.exec(f"setsid sleep {LONG} >/dev/null 2>&1 &")
     await sandbox.aclose()
     await environment.delete("open")
     for _ in range(100):
-        if not host_processes("sleep\0006543"):
+        if not host_processes(f"sleep\0{LONG}"):
             return
         await asyncio.sleep(0.02)
     raise AssertionError("a process outlived its sandbox")

@@ -151,13 +151,21 @@ class AgentSandbox:
                 continue
 
     async def _exchange(
-        self, method: str, target: bytes, body: Body = None, *, limit: int, path: str | None = None, fresh: bool = False
+        self,
+        method: str,
+        target: bytes,
+        body: Body = None,
+        *,
+        limit: int,
+        path: str | None = None,
+        fresh: bool = False,
+        idle_s: float | None = None,
     ) -> bytes:
         """One request and its whole answer, on a pooled connection."""
         if self._gone is not None:
             raise self._gone
         async with self._pool.connection(wait_s=self._limits.call_s, fresh=fresh) as connection:
-            response = await connection.request(method, target, body)
+            response = await connection.request(method, target, body, idle_s=idle_s)
             if response.status != 200:
                 raise wire.refusal(response.status, await connection.read_all(response, 64 << 10), path=path)
             return await connection.read_all(response, limit)
@@ -296,7 +304,7 @@ class AgentSandbox:
     ) -> Response:
         if self._gone is not None:
             raise self._gone
-        response = await connection.request(method, target, body)
+        response = await connection.request(method, target, body, idle_s=self._limits.idle_s)
         if response.status != 200:
             raise wire.refusal(response.status, await connection.read_all(response, 64 << 10), path=path)
         return response
@@ -311,7 +319,7 @@ class AgentSandbox:
             except StopAsyncIteration:
                 return
             except TimeoutError:
-                raise TransportError(f"a transfer stood still for {self._limits.idle_s:.0f} s") from None
+                raise TransportError(f"a transfer stood still for {self._limits.idle_s:g} s") from None
             yield chunk
 
     async def stream_file(self, path: str, *, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
@@ -325,13 +333,9 @@ class AgentSandbox:
     ) -> AsyncIterator[bytes]:
         try:
             async with self._pool.connection(wait_s=self._limits.call_s) as connection:
-                async with asyncio.timeout(self._limits.idle_s):
-                    response = await self._open(connection, method, request, path=path)
+                response = await self._open(connection, method, request, path=path)
                 async for chunk in self._progress(connection, response):
                     yield chunk
-        except TimeoutError:
-            await self._revive(None)
-            raise DeadlineError(f"the sandbox did not begin to send {path} in time") from None
         except TransportError as error:
             await self._revive(error)
             raise
@@ -370,7 +374,7 @@ class AgentSandbox:
         total = self._transfer_s(len(data)) if isinstance(data, bytes) else 24 * 3600.0
 
         async def attempt() -> bytes:
-            return await self._exchange("PUT", request, data, limit=256 << 10, path=path)
+            return await self._exchange("PUT", request, data, limit=256 << 10, path=path, idle_s=self._limits.idle_s)
 
         return await self._guarded(attempt, what=path, total_s=total, repeatable=isinstance(data, bytes))
 
@@ -388,7 +392,9 @@ class AgentSandbox:
         request = wire.target("list", {"path": path, "limit": limit})
 
         async def attempt() -> bytes:
-            return await self._exchange("GET", request, limit=(limit + 16) * 9000, path=path)
+            return await self._exchange(
+                "GET", request, limit=(limit + 16) * 9000, path=path, idle_s=self._limits.idle_s
+            )
 
         body = await self._guarded(attempt, what="list", total_s=self._transfer_s(limit * 200), repeatable=True)
         lines = body.splitlines()

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import h11
 
 from orchard_api.errors import OverloadedError, TransportError
 from orchard_api.transport import ByteStream, Transport
 
+T = TypeVar("T")
 READ_BYTES = 256 << 10
 _HEAD_BYTES = 64 << 10
 _JOIN_BYTES = 128 << 10
+_WRITE_BYTES = 1 << 20
 
 Body = bytes | AsyncIterable[bytes] | None
+
+
+async def _within(idle_s: float | None, step: Awaitable[T]) -> T:
+    if idle_s is None:
+        return await step
+    try:
+        async with asyncio.timeout(idle_s):
+            return await step
+    except TimeoutError:
+        raise TransportError(f"the agent stood still for {idle_s:g} s") from None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -43,7 +56,6 @@ class Connection:
         self._stream = stream
         self._headers = headers
         self._machine = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
-        self.answered = False
 
     @property
     def reusable(self) -> bool:
@@ -55,44 +67,52 @@ class Connection:
         """Whether the idle stream is known to have ended."""
         return bool(getattr(self._stream, "stale", False))
 
-    async def request(self, method: str, target: bytes, body: Body = None) -> Response:
+    async def request(self, method: str, target: bytes, body: Body = None, *, idle_s: float | None = None) -> Response:
         """Send a request and read the head of its answer.
 
+        Args:
+            idle_s: how long the body may stand still, and how long the answer may take after it; None: the caller's.
+
         Raises:
-            TransportError: the stream broke, or what came is not HTTP.
+            TransportError: the stream broke or stood still, or what came is not HTTP.
         """
         if self._machine.our_state is h11.DONE:
             self._machine.start_next_cycle()
-        self.answered = False
         if body is None or isinstance(body, bytes):
             framing = (b"Content-Length", str(len(body or b"")).encode())
         else:
             framing = (b"Transfer-Encoding", b"chunked")
         head = self._machine.send(h11.Request(method=method, target=target, headers=[*self._headers, framing]))
         try:
-            await self._send(head or b"", body)
-        except TransportError:
+            await self._send(head or b"", body, idle_s)
+        except TransportError as error:
             # The agent may have refused the body half-way, and said why.
-            return await self._head()
-        return await self._head()
+            try:
+                return await _within(idle_s, self._head())
+            except TransportError:
+                raise error from None
+        return await _within(idle_s, self._head())
 
-    async def _send(self, head: bytes, body: Body) -> None:
+    async def _send(self, head: bytes, body: Body, idle_s: float | None) -> None:
+        write = self._stream.write
         if body is None or isinstance(body, bytes):
             body = body or b""
             if body:
                 self._machine.send(h11.Data(data=body))
             self._machine.send(h11.EndOfMessage())
             if len(body) <= _JOIN_BYTES:
-                await self._stream.write(head + body)
-            else:
-                await self._stream.write(head)
-                await self._stream.write(memoryview(body))
+                await _within(idle_s, write(head + body))
+                return
+            await _within(idle_s, write(head))
+            view = memoryview(body)
+            for start in range(0, len(body), _WRITE_BYTES):
+                await _within(idle_s, write(view[start : start + _WRITE_BYTES]))
             return
-        await self._stream.write(head)
+        await _within(idle_s, write(head))
         async for chunk in body:
             if chunk:
-                await self._stream.write(self._machine.send(h11.Data(data=chunk)) or b"")
-        await self._stream.write(self._machine.send(h11.EndOfMessage()) or b"")
+                await _within(idle_s, write(self._machine.send(h11.Data(data=chunk)) or b""))
+        await _within(idle_s, write(self._machine.send(h11.EndOfMessage()) or b""))
 
     async def _head(self) -> Response:
         event = await self._next()
@@ -100,7 +120,6 @@ class Connection:
             event = await self._next()
         if not isinstance(event, h11.Response):
             raise TransportError("the agent closed the connection before it answered")
-        self.answered = True
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
         length = headers.get("content-length")
         return Response(status=event.status_code, headers=headers, length=None if length is None else int(length))

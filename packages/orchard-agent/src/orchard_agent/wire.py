@@ -115,7 +115,7 @@ def decode_exec(body: bytes, output_limit: int) -> tuple[ExecResult, int]:
             duration_s=float(head["duration_s"]),
         )
         survivors = head.get("survivors", 0)
-    except (ValueError, TypeError, KeyError, struct.error) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, struct.error) as error:
         raise TransportError(f"the agent's result can't be read: {error}") from error
     return result, survivors if isinstance(survivors, int) else 0
 
@@ -200,7 +200,7 @@ def refusal(status: int, body: bytes, *, path: str | None = None) -> OrchardErro
     try:
         answer = json.loads(body)
         code, message = str(answer["error"]), str(answer["message"])[:2000]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         code, message = "other", f"the agent answered {status}"
     if status == 401:
         return SandboxGone("the agent at the sandbox's address is not this sandbox's: it does not know our token")
