@@ -214,29 +214,56 @@ def test_a_removal_that_fails_ends_the_command_with_its_id_and_reason(project: P
     assert re.search(r"sandbox orchard-\w+ could not be removed: .*daemon answered 500", done.stderr)
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c_ends_in_order_with_130_and_no_sandbox(project: Path, times: int) -> None:
-    """Case 2, on a backend whose sandboxes are marker files."""
-    (project / "env.py").write_text(
-        "from pathlib import Path\n"
-        "from core_fakes import DictEnvironment, Play\n"
-        "class Marked(DictEnvironment):\n"
-        "    async def create(self, spec, *, sandbox_id):\n"
-        "        Path('live', sandbox_id).touch()\n"
-        "        return await super().create(spec, sandbox_id=sandbox_id)\n"
-        "    async def delete(self, sandbox_id):\n"
-        "        self.delete_s = 0.5\n"
-        "        await super().delete(sandbox_id)\n"
-        "        Path('live', sandbox_id).unlink(missing_ok=True)\n"
-        "class Slow(Play):\n"
-        "    def __init__(self, config=None):\n"
-        "        super().__init__(config)\n"
-        "        self.seconds = 600.0\n"
-    )
+MARKED = """
+import asyncio
+from pathlib import Path
+from core_fakes import DictEnvironment, Play
+
+class Marked(DictEnvironment):
+    async def create(self, spec, *, sandbox_id):
+        Path("live", sandbox_id).touch()
+        return await super().create(spec, sandbox_id=sandbox_id)
+
+    async def delete(self, sandbox_id):
+        self.delete_s = 0.5
+        await super().delete(sandbox_id)
+        Path("live", sandbox_id).unlink(missing_ok=True)
+
+class SlowToMake(Marked):
+    def __init__(self, config=None):
+        super().__init__(config)
+        self.create_s = 30.0
+
+class Sticky(Marked):
+    async def delete(self, sandbox_id):
+        await asyncio.sleep(600)
+
+class Slow(Play):
+    def __init__(self, config=None):
+        super().__init__(config)
+        self.seconds = 600.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("backend", "signals", "left"),
+    [
+        ("Marked", [signal.SIGINT], 0),
+        ("Marked", [signal.SIGINT, signal.SIGINT], 0),
+        ("Marked", [signal.SIGTERM], 0),
+        ("SlowToMake", [signal.SIGINT], 0),
+        ("Sticky", [signal.SIGINT, signal.SIGINT], 2),
+    ],
+)
+def test_ctrl_c_ends_in_order_with_130_and_no_sandbox(
+    project: Path, backend: str, signals: list[signal.Signals], left: int
+) -> None:
+    """Cases 2 and 3: also twice, also while sandboxes are being made; a backend that hangs is not waited for."""
+    (project / "env.py").write_text(MARKED)
     live = project / "live"
     live.mkdir()
     command = [sys.executable, "-m", "orchard_core.cli", "eval", "run.toml", "--run-dir", "out"]
-    for override in ("environment.backend=env.py:Marked", "harness.name=env.py:Slow"):
+    for override in (f"environment.backend=env.py:{backend}", "harness.name=env.py:Slow"):
         command += ["--set", override]
     env = {**os.environ, "PYTHONPATH": str(FAKES.parent)}
     process = subprocess.Popen(command, cwd=project, env=env, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -245,18 +272,23 @@ def test_ctrl_c_ends_in_order_with_130_and_no_sandbox(project: Path, times: int)
         while len(list(live.iterdir())) < 2:
             assert time.monotonic() < deadline, "no sandbox came up"
             time.sleep(0.05)
-        for _ in range(times):
-            process.send_signal(signal.SIGINT)
+        begun = time.monotonic()
+        for number in signals:
+            process.send_signal(number)
             time.sleep(0.1)
         stdout, stderr = process.communicate(timeout=15)
     finally:
         process.kill()
     assert process.returncode == 130, stderr
-    assert list(live.iterdir()) == []
+    assert time.monotonic() - begun < (6 if len(signals) > 1 else 15)
+    assert len(list(live.iterdir())) == left
     assert "interrupted" in stderr
     assert "Traceback" not in stderr
-    assert (project / "out" / "summary.json").exists()
-    assert (project / "out" / "report.html").exists(), stdout
+    if left:
+        assert "some sandboxes may be left" in stderr
+    else:
+        assert json.loads((project / "out" / "summary.json").read_text())["status"] == "interrupted"
+        assert (project / "out" / "report.html").exists(), stdout
 
 
 def test_a_full_disk_is_one_clear_error_and_what_was_written_can_be_read(project: Path) -> None:
@@ -277,6 +309,94 @@ def test_a_full_disk_is_one_clear_error_and_what_was_written_can_be_read(project
     assert "No space left on device" in done.stderr
     assert "free some space" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_bug_is_one_line_and_a_traceback_only_when_asked_for(project: Path) -> None:
+    (project / "env.py").write_text(
+        "from core_fakes import DictEnvironment\n"
+        "class Bug(DictEnvironment):\n"
+        "    async def start(self):\n"
+        "        raise ZeroDivisionError('one over nothing')\n"
+    )
+    arguments = ("eval", "run.toml", "--set", "environment.backend=env.py:Bug")
+    done = orchard(project, *arguments)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: internal error: ZeroDivisionError: one over nothing\n  hint: add --debug for the traceback\n"
+    )
+    assert not (project / "runs").exists() or list((project / "runs").iterdir()) == []
+    for debug in (orchard(project, *arguments, "--debug"), orchard(project, *arguments, env={"ORCHARD_DEBUG": "1"})):
+        assert "Traceback" in debug.stderr
+
+
+def test_a_config_json_of_something_else_does_not_make_a_folder_ours(project: Path) -> None:
+    model = project / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"architectures": ["X"]}')
+    done = orchard(project, "eval", "run.toml", "--run-dir", "model", "--overwrite")
+    assert done.returncode == 2
+    assert "not a run's folder" in done.stderr
+    assert (model / "config.json").exists()
+    assert orchard(project, "report", "model").returncode == 2
+
+
+def test_two_runs_in_one_second_do_not_meet(project: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(FAKES.parent)}
+    command = [sys.executable, "-m", "orchard_core.cli", "eval", "run.toml"]
+    both = [subprocess.Popen(command, cwd=project, env=environment, stdout=subprocess.DEVNULL) for _ in range(2)]
+    assert [process.wait(30) for process in both] == [0, 0]
+    assert len(list((project / "runs").iterdir())) == 2
+
+
+def test_a_report_is_built_anew(project: Path) -> None:
+    assert orchard(project, "eval", "run.toml", "--run-dir", "out").returncode == 0
+    page = project / "out" / "report.html"
+    before = page.read_text()
+    page.unlink()
+    done = orchard(project, "report", "out")
+    assert done.returncode == 0
+    assert "report: out/report.html" in done.stdout
+    assert page.read_text() == before
+
+
+def test_a_terminal_sees_a_live_panel(project: Path) -> None:
+    """Through a pseudo-terminal, as `script` makes one."""
+    import pty
+
+    code = (
+        "import sys; sys.argv = ['orchard', 'eval', 'run.toml', '--run-dir', 'out'];"
+        "from orchard_core.cli import main; main()"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(project)
+        os.environ.update(PYTHONPATH=str(FAKES.parent), TERM="xterm-256color", COLUMNS="100")
+        os.execv(sys.executable, [sys.executable, "-c", code])
+    shown = b""
+    try:
+        while part := os.read(terminal, 65536):
+            shown += part
+    except OSError:
+        pass
+    finally:
+        os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, shown
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    assert "6/6" in text
+    assert "success 1.000" in text
+    assert "reward 1.000" in text
+
+
+def test_doctor_fails_where_an_installed_plugin_does_not_load(project: Path) -> None:
+    site = project / "site"
+    info = site / "broken_plugin-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[orchard]\nwonder = broken_plugin\n")
+    (site / "broken_plugin.py").write_text("import not_there_at_all\n")
+    done = orchard(project, "doctor", env={"PYTHONPATH": str(site)})
+    assert done.returncode == 1
+    assert "ORCHARD_DISABLE_PLUGINS=wonder" in done.stdout
 
 
 def test_help_has_examples_and_imports_nothing_heavy(tmp_path: Path) -> None:

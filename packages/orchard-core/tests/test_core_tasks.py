@@ -74,6 +74,41 @@ def test_what_is_not_supported_or_wrong_names_file_and_field(folder: Path, old: 
     assert "task.toml" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [
+        ("[verifier]", "user = 'root'"),
+        ("[verifier]", "network_mode = 'public'"),
+        ("[environment]", "skills_dir = '/s'"),
+        ("[environment]", "healthcheck = {command = 'true'}"),
+        ("[environment]", "mcp_servers = []"),
+        ("[agent]", "allowed_hosts = ['a.b']"),
+    ],
+)
+def test_what_the_format_has_and_we_do_not_is_refused_as_such(folder: Path, table: str, key: str) -> None:
+    file = folder / "task.toml"
+    file.write_text(file.read_text().replace(table, f"{table}\n{key}"))
+    name = f"{table.strip('[]')}.{key.partition(' ')[0]}"
+    with pytest.raises(TaskError, match=f"{name}: part of the Harbor format, but not supported yet"):
+        read_task(folder)
+
+
+@pytest.mark.parametrize("name", ["environment/docker-compose.yaml", "trajectory.json"])
+def test_files_that_change_what_is_asked_are_never_ignored(folder: Path, name: str) -> None:
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("{}")
+    with pytest.raises(TaskError, match=f"{name}: tasks .* are not supported yet"):
+        read_task(folder)
+
+
+def test_gpus_are_passed_on_for_the_backend_to_refuse(folder: Path) -> None:
+    from orchard_api.environment import Capabilities
+
+    file = folder / "task.toml"
+    file.write_text(file.read_text() + "gpus = 2\n")
+    assert "2 GPU(s)" in Capabilities(images=True).missing(read_task(folder).sandbox)
+
+
 @pytest.mark.parametrize("missing", ["instruction.md", "tests/test.sh"])
 def test_a_missing_file_is_named(folder: Path, missing: str) -> None:
     (folder / missing).unlink()

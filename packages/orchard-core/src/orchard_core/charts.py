@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+MOST_POINTS = 400
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 240, 64, 12, 16, 32
 COLOURS = ("#3b82f6", "#f97316", "#10b981", "#a855f7")
 
@@ -18,25 +20,47 @@ class Series:
     points: Sequence[tuple[float, float]]
 
 
-def _ticks(low: float, high: float) -> list[float]:
-    return [low + (high - low) * part / 4 for part in range(5)]
+def _ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
+    """Three to seven round numbers between low and high."""
+    rough = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+    if whole:
+        step = max(step, 1.0)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [number * step for number in range(first, last + 1)]
+
+
+def _apart(low: float, high: float) -> float:
+    """The upper end of an axis, moved up where floats could not tell values between its ends."""
+    return high if high - low > max(1e-9 * max(abs(low), abs(high)), 1e-300) else low + (abs(low) or 1.0)
+
+
+def _thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Finite points, evenly thinned out to what a chart can show; the last stays."""
+    finite = [point for point in points if math.isfinite(point[1])]
+    stride = -(-len(finite) // MOST_POINTS) or 1
+    return finite[::-1][::stride][::-1]
 
 
 def _number(value: float) -> str:
-    return f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def line_chart(
     title: str, series: Sequence[Series], *, x_label: str, low: float | None = None, high: float | None = None
 ) -> str:
     """One or more lines over a common axis; each point tells its value when pointed at. Empty without points."""
+    series = [Series(name=each.name, points=_thin(each.points)) for each in series]
     points = [point for each in series for point in each.points]
     if not points:
         return ""
     xs, ys = [p[0] for p in points], [p[1] for p in points]
     x0, x1 = min(xs), max(xs)
-    y0, y1 = min(ys) if low is None else low, max(ys) if high is None else high
-    x1, y1 = (x1 if x1 > x0 else x0 + 1), (y1 if y1 > y0 else y0 + 1)
+    y0 = min(ys) if low is None else min(low, *ys)
+    y1 = max(ys) if high is None else max(high, *ys)
+    x1, y1 = _apart(x0, x1), _apart(y0, y1)
 
     def place(x: float, y: float) -> tuple[float, float]:
         return (
@@ -49,7 +73,7 @@ def line_chart(
         _, y = place(x0, tick)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text class="axis" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_number(tick)}</text>')
-    for tick in _ticks(x0, x1):
+    for tick in _ticks(x0, x1, whole=True):
         x, _ = place(tick, y0)
         parts.append(f'<text class="axis" x="{x:.1f}" y="{HEIGHT - 14}" text-anchor="middle">{_number(tick)}</text>')
     parts.append(f'<text class="axis" x="{WIDTH - RIGHT}" y="{HEIGHT - 2}" text-anchor="end">{escape(x_label)}</text>')

@@ -54,8 +54,8 @@ def stage_folders(path: Path) -> list[Path]:
     return sorted(folders, key=lambda folder: min((f.stat().st_mtime for f in folder.iterdir()), default=0.0))
 
 
-def stage_episodes(path: Path, stage: str) -> Iterator[Episode]:
-    """Stream a stage's recorded episodes."""
+def read_part(file: Path) -> Iterator[Episode]:
+    """Stream the episodes of one part."""
     from orchard_api.schema import read_episodes
 
-    yield from read_episodes(path / EPISODES / stage)
+    yield from read_episodes(file)

@@ -12,8 +12,8 @@ import jinja2
 
 from orchard_api.episode import Episode
 from orchard_core.charts import Series, bar_chart, line_chart
-from orchard_core.recording import stage_episodes, stage_folders
-from orchard_core.run_dir import CONFIG, REPORT, SUMMARY, RunDir
+from orchard_core.recording import read_part, stage_folders
+from orchard_core.run_dir import CONFIG, EPISODES, REPORT, SUMMARY, RunDir
 
 PER_STAGE, SCANNED, SHOWN_CHARS = 4, 400, 20_000
 
@@ -100,15 +100,20 @@ def _stage_row(name: str, stage: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _some(path: Path, stage: str, solved_at: float) -> Iterator[dict[str, Any]]:
-    """A few of a stage's episodes: solved, unsolved and failed ones, from the first that were recorded."""
-    wanted = {"solved": PER_STAGE // 2, "unsolved": PER_STAGE // 2, "failed": 1}
-    for number, episode in enumerate(stage_episodes(path, stage)):
-        if number >= SCANNED or not any(wanted.values()):
-            return
-        kind = "failed" if episode.failure else "solved" if (episode.reward or 0) >= solved_at else "unsolved"
-        if wanted[kind]:
-            wanted[kind] -= 1
-            yield _shown(episode, stage, kind)
+    """A few of a stage's episodes: solved, unsolved and failed ones, from its first part and its last."""
+    parts = sorted((path / EPISODES / stage).glob("*.parquet"))
+    ends = list(dict.fromkeys([*parts[-1:], *parts[:1]]))
+    for part in ends:
+        each = PER_STAGE // (2 * len(ends))
+        wanted = {"solved": each, "unsolved": each, "failed": 1}
+        when = "" if len(ends) == 1 else "late" if part == parts[-1] else "early"
+        for number, episode in enumerate(read_part(part)):
+            if number >= SCANNED or not any(wanted.values()):
+                break
+            kind = "failed" if episode.failure else "solved" if (episode.reward or 0) >= solved_at else "unsolved"
+            if wanted[kind]:
+                wanted[kind] -= 1
+                yield {**_shown(episode, stage, kind), "when": when}
 
 
 def _shown(episode: Episode, stage: str, kind: str) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class RunDir:
             ConfigError: it exists and holds something, and `overwrite` is false or it isn't a run's folder.
         """
         if path is None:
-            path = _unused(config.output / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+            path = _claim(config.output / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}")
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             if not overwrite:
                 raise ConfigError(f"{path} exists already", hint="choose another --run-dir, or add --overwrite")
@@ -125,7 +125,13 @@ def _is_run(path: Path) -> bool:
     return isinstance(value, dict) and value.get("format") == FORMAT
 
 
-def _unused(path: Path) -> Path:
-    """The path, or the first of `PATH-2`, `PATH-3`, ... that does not exist."""
-    names = (path if number == 1 else path.with_name(f"{path.name}-{number}") for number in itertools.count(1))
-    return next(name for name in names if not name.exists())
+def _claim(path: Path) -> Path:
+    """Make the folder, or the first of `PATH-2`, `PATH-3`, ... that nobody else has made."""
+    for number in itertools.count(1):
+        name = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        try:
+            name.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return name
+    raise AssertionError
