@@ -1,8 +1,28 @@
-"""The agent inside a sandbox: its client, and the embedded `local` environment."""
+"""The agent inside a sandbox: its client, and the embedded `local` environment.
 
-from orchard_agent.client import AgentSandbox, ClientLimits, TarStream
-from orchard_agent.streams import SocketStream, TcpTransport, UnixTransport
-from orchard_agent.unpack import download_folder, unpack_tar
+Names are imported when they are first used: a plugin host that only looks what is installed pays for none of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from orchard_agent.client import AgentSandbox, ClientLimits, TarStream
+    from orchard_agent.streams import SocketStream, TcpTransport, UnixTransport
+    from orchard_agent.unpack import download_folder, unpack_tar
+
+_HOMES = {
+    "AgentSandbox": "client",
+    "ClientLimits": "client",
+    "SocketStream": "streams",
+    "TarStream": "client",
+    "TcpTransport": "streams",
+    "UnixTransport": "streams",
+    "download_folder": "unpack",
+    "unpack_tar": "unpack",
+}
 
 __all__ = [
     "AgentSandbox",
@@ -14,3 +34,9 @@ __all__ = [
     "download_folder",
     "unpack_tar",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
