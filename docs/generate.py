@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -100,9 +101,22 @@ def _fields(model: type[BaseModel], *, without: tuple[str, ...] = ()) -> list[st
 
 
 def _type(annotation: Any) -> str:
-    text = getattr(annotation, "__name__", None) if isinstance(annotation, type) else None
-    text = text or str(annotation).replace("typing.", "").replace("pathlib.", "")
-    return f"`{text}`".replace("|", "\\|")
+    return f"`{_type_text(annotation)}`".replace("|", "\\|")
+
+
+def _type_text(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type_text(arguments[0])
+    if origin is Literal:
+        return " | ".join(repr(each) for each in arguments)
+    if origin in (Union, UnionType):
+        return " | ".join(_type_text(each) for each in arguments)
+    if origin is not None:
+        return f"{origin.__name__}[{', '.join(_type_text(each) for each in arguments)}]"
+    if annotation is type(None):
+        return "None"
+    return "..." if annotation is Ellipsis else getattr(annotation, "__name__", str(annotation))
 
 
 def _default(field: Any) -> str:
