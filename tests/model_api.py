@@ -41,7 +41,8 @@ class ModelApi:
                 choice = {"index": 0, "message": {"role": "assistant", "content": reply}, "finish_reason": "stop"}
                 usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
                 self._send(
-                    200, {"id": "x", "object": "chat.completion", "model": "my-model", "choices": [choice], "usage": usage}
+                    200,
+                    {"id": "x", "object": "chat.completion", "model": "my-model", "choices": [choice], "usage": usage},
                 )
 
             def do_GET(self) -> None:

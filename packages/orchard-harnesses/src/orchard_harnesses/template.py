@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,13 +11,12 @@ from typing import Any
 import jinja2
 from tokenizers import Tokenizer
 
+from orchard_api.chat_template import compile_template, read_json, read_template_files
 from orchard_api.errors import ConfigError, HarnessError
 from orchard_api.messages import Message, Tool
-from orchard_harnesses.jinja import compile_template
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 _PROBE = "orchardprobe"
-_NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 
 class ChatTemplate:
@@ -187,55 +185,25 @@ def _load(folder: Path) -> ChatTemplate:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise ConfigError(f"{path} can't be read: {error}") from error
-    config = _json(folder / "tokenizer_config.json")
-    sources = _sources(folder, config)
+    files = read_template_files(folder)
+    if files.source is None:
+        raise ConfigError(
+            f"the model folder {folder} has no chat template",
+            hint="add chat_template.jinja, or `chat_template` to tokenizer_config.json",
+        )
     return ChatTemplate(
         tokenizer=tokenizer,
-        source=sources["default"],
-        tool_source=sources.get("tool_use"),
-        tokens={name: text for name in _NAMED_TOKENS if (text := _token_text(config.get(name))) is not None},
-        stop_ids=_stop_ids(folder, config, tokenizer),
+        source=files.source,
+        tool_source=files.tool_source,
+        tokens=files.tokens,
+        stop_ids=_stop_ids(folder, files.tokens.get("eos_token"), tokenizer),
     )
 
 
-def _sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return {"default": path.read_text("utf-8")}
-    value = config.get("chat_template")
-    if isinstance(value, str):
-        return {"default": value}
-    if isinstance(value, list):
-        named = {str(entry["name"]): str(entry["template"]) for entry in value}
-        if "default" in named:
-            return named
-    raise ConfigError(
-        f"the model folder {folder} has no chat template",
-        hint="add chat_template.jinja, or `chat_template` to tokenizer_config.json",
-    )
-
-
-def _stop_ids(folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
+def _stop_ids(folder: Path, eos: str | None, tokenizer: Tokenizer) -> list[int]:
     found: list[int] = []
     for name in ("generation_config.json", "config.json"):
-        value = _json(folder / name).get("eos_token_id")
+        value = read_json(folder / name).get("eos_token_id")
         found += [value] if isinstance(value, int) else value if isinstance(value, list) else []
-    eos = _token_text(config.get("eos_token"))
     number = tokenizer.token_to_id(eos) if eos is not None else None
     return list(dict.fromkeys([*found, *([number] if number is not None else [])]))
-
-
-def _token_text(value: object) -> str | None:
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) else None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
-    return value if isinstance(value, dict) else {}

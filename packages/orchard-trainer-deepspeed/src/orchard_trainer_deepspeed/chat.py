@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from orchard_api.chat_template import compile_template, read_template_files
 from orchard_api.errors import ConfigError, PolicyServerError
-
-TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class RequestError(PolicyServerError):
@@ -31,16 +26,10 @@ class TextCodec:
         tokens: named special tokens that templates use.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: str | None, tokens: dict[str, str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: str | None, tokens: Mapping[str, str]) -> None:
         self._tokenizer = tokenizer
         self._tokens = tokens
-        self._template: jinja2.Template | None = None
-        if template is not None:
-            environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-            environment.filters["tojson"] = _to_json
-            environment.globals["raise_exception"] = _refuse
-            environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-            self._template = environment.from_string(template)
+        self._render = None if template is None else compile_template(template)
 
     @classmethod
     def load(cls, folder: Path) -> TextCodec | None:
@@ -52,17 +41,9 @@ class TextCodec:
         path = folder / "tokenizer.json"
         if not path.is_file():
             return None
+        files = read_template_files(folder)
         try:
-            tokenizer = Tokenizer.from_file(str(path))
-            config_path = folder / "tokenizer_config.json"
-            config = json.loads(config_path.read_text("utf-8")) if config_path.is_file() else {}
-            jinja_path = folder / "chat_template.jinja"
-            template = jinja_path.read_text("utf-8") if jinja_path.is_file() else config.get("chat_template")
-            if isinstance(template, list):
-                template = {entry["name"]: entry["template"] for entry in template}.get("default")
-            values = {name: config.get(name) for name in TOKENS}
-            tokens = {name: v["content"] if isinstance(v, dict) else v for name, v in values.items() if v}
-            return cls(tokenizer, template, tokens)
+            return cls(Tokenizer.from_file(str(path)), files.source, files.tokens)
         except Exception as error:  # the tokenizers library raises bare Exception
             raise ConfigError(f"the tokenizer of {folder} can't be used: {error}") from error
 
@@ -87,19 +68,11 @@ class TextCodec:
         Raises:
             RequestError: there is no template, or it refuses the conversation.
         """
-        if self._template is None:
+        if self._render is None:
             raise RequestError("this model's folder has no chat template")
         variables: dict[str, Any] = {"add_generation_prompt": True, **self._tokens, **options}
         try:
-            text = self._template.render(messages=list(messages), tools=tools or None, documents=None, **variables)
+            text = self._render(messages=list(messages), tools=tools or None, documents=None, **variables)
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise RequestError(f"the chat template refuses this conversation: {error}") from error
         return self.encode(text)
-
-
-def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _refuse(message: str) -> None:
-    raise jinja2.TemplateError(message)
