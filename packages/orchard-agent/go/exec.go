@@ -244,9 +244,13 @@ func (e *executor) notStarted(r *execRequest, cwd string, err error) (*execResul
 // kill ends all that a command started, and nothing else.
 func (e *executor) kill(pid int, marker string, leaf *leaf) int {
 	deadline := time.Now().Add(killTimeout)
+	var since uint64
+	if root, ok := readStat(pid, make([]byte, 4096)); ok {
+		since = root.started
+	}
 	leaf.kill()
 	// After the group as well: the scan is what proves that nobody is left.
-	_, left := killUntilStable([]byte(marker+"\x00"), deadline, func(p *process) bool {
+	_, left := killUntilStable([]byte(marker+"\x00"), since, deadline, func(p *process) bool {
 		return p.pid == pid || p.session == pid || p.group == pid || p.marked
 	})
 	return left
