@@ -381,7 +381,7 @@ def test_a_terminal_sees_a_live_panel(project: Path) -> None:
     finally:
         os.close(terminal)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, shown
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).replace("\u00a0", " ")
     assert "6/6" in text
     assert "success 1.000" in text
     assert "reward 1.000" in text

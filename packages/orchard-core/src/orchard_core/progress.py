@@ -9,7 +9,7 @@ from typing import Self
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.text import Text
 
 from orchard_api.episode import Episode
 from orchard_api.training import UpdateReport
@@ -32,7 +32,7 @@ class _State:
         self.learnt: dict[str, float] = {}
 
     def begin(self, stage: str, what: str, total: int | None) -> None:
-        if stage != self.stage:
+        if stage != self.stage or what == "evaluating":
             self.learnt = {}
         self.stage, self.what, self.total, self.done, self.tokens = stage, what, total, 0, 0
         self.begun = self.changed = time.monotonic()
@@ -180,7 +180,8 @@ class LiveProgress:
         self._console.print(text, highlight=False, markup=False)
 
     def _render(self) -> RenderableType:
-        table = Table.grid(padding=(0, 1))
-        cells = [cell for name, value in self._state.numbers() for cell in (f"[dim]{name}[/dim]", f"{value}  ")]
-        table.add_row("  ", *cells)
-        return Group(self._bar, table)
+        line = Text("  ")
+        for name, value in self._state.numbers():
+            line.append(f"{name}\u00a0", style="dim")
+            line.append(f"{value.replace(' ', chr(0xA0))}   ")
+        return Group(self._bar, line)
