@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from orchard_agent import AgentSandbox, UnixTransport
 from orchard_agent.local.binary import agent_binary
 from orchard_api.errors import TransportError

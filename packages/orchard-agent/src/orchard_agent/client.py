@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from orchard_api.sandbox import DEFAULT_OUTPUT_LIMIT, ExecResult, FileInfo, Sand
 from orchard_api.transport import Transport
 
 T = TypeVar("T")
+logger = logging.getLogger("orchard_agent")
 
 PROTOCOL_MAJOR = 1
 
@@ -109,7 +111,9 @@ class AgentSandbox:
         except asyncio.CancelledError:
             await self._cancel(own_key)
             raise
-        result, _ = wire.decode_exec(answer, output_limit)
+        result, survivors = wire.decode_exec(answer, output_limit)
+        if survivors:
+            logger.warning("sandbox %s: %d processes of a command outlived SIGKILL", self.sandbox_id, survivors)
         return result
 
     async def _exec_by_key(self, body: bytes, limit: int, deadline: float) -> bytes:

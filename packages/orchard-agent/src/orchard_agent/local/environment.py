@@ -42,7 +42,6 @@ from orchard_api.environment import Capabilities
 from orchard_api.errors import (
     CapabilityError,
     InfraError,
-    OrchardError,
     SandboxCreateError,
     SandboxDeleteError,
     SandboxGone,
@@ -82,11 +81,8 @@ class LocalEnvironment:
         uid = self._config.uid if os.geteuid() == 0 else None
         self._base = BaseFolder(self._config.base or default_base(), group=uid)
         try:
-            for network in (False, True):
-                self._roots[network] = await asyncio.to_thread(
-                    make_root_folder, self._base.roots, agent=agent, network=network, read_only=self._config.read_only
-                )
-            self._isolation = await asyncio.to_thread(choose_isolation, self._config, uid=uid, root=self._roots[False])
+            root = await self._root(network=False)
+            self._isolation = await asyncio.to_thread(choose_isolation, self._config, uid=uid, root=root)
         except BaseException:
             self._base.close()
             self._base = None
@@ -100,6 +96,18 @@ class LocalEnvironment:
         self._owner = f"{os.getpid()}.{me.started if me else 0}.{secrets.token_hex(4)}"
         await asyncio.to_thread(self._sweep)
         self._janitor = Janitor(agent=agent, boxes=self._base.boxes, owner=self._owner)
+
+    async def _root(self, *, network: bool) -> RootFolder:
+        if network not in self._roots:
+            assert self._base is not None
+            self._roots[network] = await asyncio.to_thread(
+                make_root_folder,
+                self._base.roots,
+                agent=agent_binary(),
+                network=network,
+                read_only=self._config.read_only,
+            )
+        return self._roots[network]
 
     def _sweep(self) -> None:
         """Remove folders of sandboxes whose client and whose processes are both gone."""
@@ -141,6 +149,7 @@ class LocalEnvironment:
                 return await self.attach(sandbox_id)
             if existing is not None:
                 await self._remove(sandbox_id, folder)
+            self._make_folders(sandbox_id, folder, isolation)
             try:
                 async with asyncio.timeout(spec.start_timeout_s):
                     return await self._make(spec, sandbox_id, folder, isolation)
@@ -166,14 +175,8 @@ class LocalEnvironment:
             raise CapabilityError("the local backend can't give " + "; nor ".join(problems))
 
     async def _make(self, spec: SandboxSpec, sandbox_id: str, folder: Path, isolation: Isolation) -> AgentSandbox:
-        try:
-            self._make_folders(folder, isolation)
-        except FileExistsError:
-            raise SandboxCreateError(
-                f"sandbox {sandbox_id} is being made by another process, or its creation never ended",
-                hint="delete it, or use another id",
-            ) from None
-        workdir, enclosure = self._enclosure(spec, folder, isolation)
+        root = await self._root(network=spec.network.mode == "full")
+        workdir, enclosure = self._enclosure(spec, folder, isolation, root)
         token = secrets.token_urlsafe(32)
         argv = isolation.argv(enclosure, [AGENT_PATH, "serve", "-listen", "fd:{listen}", "-settings-fd", "{settings}"])
         settings = self._settings(spec, workdir, token, isolation)
@@ -195,21 +198,34 @@ class LocalEnvironment:
         record.write(folder)
         return sandbox
 
-    def _make_folders(self, folder: Path, isolation: Isolation) -> None:
-        folder.mkdir(mode=0o700)
-        (folder / records.OWNER).write_text(self._owner)
-        for name in WRITABLE.values():
-            (folder / name).mkdir()
-            (folder / name).chmod(0o1777 if name == "tmp" else 0o755)
+    def _make_folders(self, sandbox_id: str, folder: Path, isolation: Isolation) -> None:
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            raise SandboxCreateError(
+                f"sandbox {sandbox_id} is being made by another process, or its creation never ended",
+                hint="delete it, or use another id",
+            ) from None
+        except OSError as error:
+            raise SandboxCreateError(f"sandbox {sandbox_id} could not be made: {error}") from error
+        try:
+            (folder / records.OWNER).write_text(self._owner)
+            for name in WRITABLE.values():
+                (folder / name).mkdir()
+                (folder / name).chmod(0o1777 if name == "tmp" else 0o755)
+                if isolation.uid is not None:
+                    os.chown(folder / name, isolation.uid, isolation.uid)
             if isolation.uid is not None:
-                os.chown(folder / name, isolation.uid, isolation.uid)
-        if isolation.uid is not None:
-            os.chown(folder, -1, isolation.uid)
-            folder.chmod(0o710)
+                os.chown(folder, -1, isolation.uid)
+                folder.chmod(0o710)
+        except OSError as error:
+            remove_tree(folder)
+            raise SandboxCreateError(f"sandbox {sandbox_id} could not be made: {error}") from error
 
-    def _enclosure(self, spec: SandboxSpec, folder: Path, isolation: Isolation) -> tuple[str, Enclosure]:
+    def _enclosure(
+        self, spec: SandboxSpec, folder: Path, isolation: Isolation, root: RootFolder
+    ) -> tuple[str, Enclosure]:
         network = spec.network.mode == "full"
-        root = self._roots[network]
         if isolation.mode == "none":
             return str(folder / "workspace"), Enclosure(root=str(root.path), binds=(), network=True, workdir="/")
         binds = [*root.binds]
@@ -254,8 +270,6 @@ class LocalEnvironment:
 
     async def _undo(self, sandbox_id: str, folder: Path) -> None:
         """Leave nothing of a creation that failed or was cancelled, however often it is cancelled meanwhile."""
-        if records.read_text(folder / records.OWNER) not in ("", self._owner):
-            return
         task = asyncio.ensure_future(self._remove(sandbox_id, folder))
         while not task.done():
             with contextlib.suppress(asyncio.CancelledError):
@@ -325,16 +339,11 @@ class LocalEnvironment:
         """See `Environment`."""
         if self._base is None:
             return
-        failures: list[OrchardError] = []
-        for sandbox_id in list(self._mine):
-            try:
-                await self.delete(sandbox_id)
-            except OrchardError as error:
-                failures.append(error)
+        results = await asyncio.gather(*(self.delete(name) for name in list(self._mine)), return_exceptions=True)
         if self._janitor is not None:
             await self._janitor.aclose()
             self._janitor = None
         self._base.close()
         self._base = None
-        if failures:
-            raise SandboxDeleteError("; ".join(error.message for error in failures))
+        if failures := [str(result) for result in results if isinstance(result, BaseException)]:
+            raise SandboxDeleteError("; ".join(failures))

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from orchard_agent.local.root_folder import AGENT_PATH, INSIDE_UID, Bind
@@ -111,6 +112,7 @@ def find_program(name: str) -> str | None:
     return shutil.which(name) or shutil.which(name, path=PATH)
 
 
+@cache
 def bubblewrap_version(program: str) -> tuple[int, ...]:
     """Bubblewrap's version; empty when it does not say one."""
     try:
