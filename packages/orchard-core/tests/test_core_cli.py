@@ -292,23 +292,32 @@ def test_ctrl_c_ends_in_order_with_130_and_no_sandbox(
 
 
 def test_a_full_disk_is_one_clear_error_and_what_was_written_can_be_read(project: Path) -> None:
-    mount = project / "small"
-    mount.mkdir()
-    script = (
-        f"mount -t tmpfs -o size=64k tmpfs {mount} && cd {project} && "
-        f"exec {sys.executable} -m orchard_core.cli eval run.toml --run-dir small/out"
+    """The first part of 256 episodes fits, the next does not."""
+    big = TASKS.replace("range(6)", "range(262)").replace(
+        'instruction="do"', 'instruction="do" if number < 256 else os.urandom(60000).hex()'
     )
-    big = TASKS.replace('instruction="do"', "instruction=os.urandom(40000).hex()")
     (project / "tasks.py").write_text(big)
+    (project / "small").mkdir()
+    command = f"{sys.executable} -m orchard_core.cli"
+    script = (
+        f"mount -t tmpfs -o size=256k tmpfs {project / 'small'} && cd {project} && "
+        f"{command} eval run.toml --run-dir small/out --set rollout.concurrency=1; echo code $?; "
+        f"{command} report small/out && cp -r small/out kept"
+    )
     env = {**os.environ, "PYTHONPATH": str(FAKES.parent)}
     user = [] if os.geteuid() == 0 else ["--map-root-user"]
     done = subprocess.run(
         ["unshare", "--mount", *user, "sh", "-c", script], env=env, capture_output=True, text=True, timeout=60
     )
-    assert done.returncode == 1, done.stdout + done.stderr
+    assert "code 1\n" in done.stdout, done.stdout + done.stderr
     assert "No space left on device" in done.stderr
     assert "free some space" in done.stderr
     assert "Traceback" not in done.stderr
+    assert done.returncode == 0, done.stderr
+    from orchard_api.schema import read_episodes
+
+    assert len(list(read_episodes(project / "kept" / "episodes" / "eval"))) == 256
+    assert "Episodes to read" in (project / "kept" / "report.html").read_text()
 
 
 def test_a_bug_is_one_line_and_a_traceback_only_when_asked_for(project: Path) -> None:

@@ -8,7 +8,7 @@ import math
 import time
 
 import pytest
-from core_fakes import DictEnvironment, Fixed, Play, engine_with, turn
+from core_fakes import DictEnvironment, DictSandbox, Fixed, Play, engine_with, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +25,7 @@ from orchard_api.errors import (
     SandboxDeleteError,
     SandboxFileError,
     SandboxGone,
+    TransportError,
 )
 from orchard_api.rollout import GroupRequest
 from orchard_api.sandbox import SandboxSpec
@@ -238,6 +239,22 @@ async def test_a_removal_that_hangs_is_bounded_and_listed() -> None:
     assert [group.episodes[0].reward for group in groups] == [1.0] * 4
     assert set(engine.undeleted) == set(environment.alive)
     assert all("not removed within 0.1 s" in reason for reason in engine.undeleted.values())
+
+
+@pytest.mark.parametrize("error", [TransportError("broken pipe"), TimeoutError()])
+async def test_a_handle_that_can_not_be_closed_does_not_keep_its_sandbox(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def aclose(self: DictSandbox) -> None:
+        raise error
+
+    monkeypatch.setattr(DictSandbox, "aclose", aclose)
+    environment = DictEnvironment()
+    engine = await engine_with(environment)
+    ((episode,),) = [group.episodes for group in await play(engine, requests(1))]
+    assert (episode.failure, episode.reward) == (None, 1.0)
+    assert environment.alive == {}
+    assert engine.undeleted == {}
 
 
 async def test_a_bug_in_a_reward_is_not_played_again() -> None:

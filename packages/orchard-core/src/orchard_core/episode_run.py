@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 import uuid
@@ -30,7 +31,8 @@ from orchard_api.trajectory import Trajectory
 from orchard_core.engine_config import AsyncioEngineConfig
 from orchard_core.settle import settle
 
-_DELETE_TRIES, _DELETE_PAUSE_S = 3, 0.2
+logger = logging.getLogger("orchard_core")
+_DELETE_TRIES, _DELETE_PAUSE_S, _CLOSE_S = 3, 0.2, 5.0
 
 
 @dataclass(slots=True)
@@ -127,10 +129,10 @@ class EpisodeRun:
         """Remove the sandbox, with a few tries; what can't be removed is reported, never raised."""
         begun = time.perf_counter()
         reason = "it took too long"
+        if sandbox is not None:
+            await _close_handle(sandbox)
         try:
             async with asyncio.timeout(self.config.delete_timeout_s):
-                if sandbox is not None:
-                    await sandbox.aclose()
                 for left in reversed(range(_DELETE_TRIES)):
                     try:
                         await self.context.environment.delete(self.sandbox_id)
@@ -178,6 +180,15 @@ class EpisodeRun:
                 raise GraderError(f"reward {weighted.name!r} returned {score.value}")
             scores.append(replace(score, name=weighted.name, weight=weighted.weight))
         return tuple(scores)
+
+
+async def _close_handle(sandbox: Sandbox) -> None:
+    """Close a handle; one that can't be closed keeps nobody from removing its sandbox."""
+    try:
+        async with asyncio.timeout(_CLOSE_S):
+            await sandbox.aclose()
+    except Exception as error:
+        logger.warning("handle of sandbox %s: %s: %s", sandbox.sandbox_id, type(error).__name__, error)
 
 
 def classify(error: Exception, phase: str) -> Failure:

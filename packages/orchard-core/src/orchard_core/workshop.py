@@ -134,13 +134,16 @@ class Workshop:
         except Exception as error:
             logger.warning("the environment can't say whether sandboxes are left: %s", error)
             return dict(undeleted)
-        left = {}
-        for info in listed:
+        left: dict[str, str] = {}
+
+        async def remove(sandbox_id: str) -> None:
             try:
                 async with asyncio.timeout(SWEEP_S):
-                    await self.environment.delete(info.sandbox_id)
+                    await self.environment.delete(sandbox_id)
             except Exception as error:
-                left[info.sandbox_id] = undeleted.get(info.sandbox_id, f"{type(error).__name__}: {error}")
+                left[sandbox_id] = undeleted.get(sandbox_id, f"{type(error).__name__}: {error}")
+
+        await asyncio.gather(*(remove(info.sandbox_id) for info in listed))
         return left
 
 
