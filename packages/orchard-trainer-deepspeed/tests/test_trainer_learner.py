@@ -365,6 +365,27 @@ async def test_wrong_stage_options_are_named(model_folder, options, word):
             await learner.configure(options, updates=1)
 
 
+async def test_a_stage_restarts_schedule_and_moments(model_folder):
+    rows = mixed_rows()
+    async with trainer(model_folder, lr=0.01, schedule="linear") as learner:
+        rates = []
+        for reset in (True, True, False):
+            await learner.configure({"reset_optimizer": reset}, updates=2)
+            rates += [(await learner.update(Batch(rows=rows))).metrics["lr"] for _ in range(2)]
+            steps = {float(state["step"]) for state in learner._state.optimizer.state.values()}
+            assert steps == {2.0 if reset else 4.0}
+    assert rates == pytest.approx([0.01, 0.005] * 3)
+
+
+async def test_norms_and_biases_do_not_decay(tmp_path):
+    folder = write_model(tmp_path, model_type="qwen2")
+    async with trainer(folder, weight_decay=0.1) as learner:
+        groups = learner._state.optimizer.param_groups
+        decayed = {weight.dim() for group in groups if group["weight_decay"] for weight in group["params"]}
+        spared = {weight.dim() for group in groups if not group["weight_decay"] for weight in group["params"]}
+    assert (decayed, spared) == ({2}, {1})
+
+
 async def test_a_stage_starts_from_the_run_files_options(model_folder):
     async with trainer(model_folder, lr=0.5) as learner:
         await learner.configure({"lr": 0.25, "schedule": "linear"}, updates=4)

@@ -77,7 +77,7 @@ def load_weights(model: Decoder, weights: Mapping[str, Tensor]) -> None:
     problems += [f"{name} is unknown" for name in given if name not in targets]
     for name, target in targets.items():
         value = given.get(name)
-        if value is not None and (value.numel() == 0 or value.shape != target.shape):
+        if value is not None and value.shape != target.shape:
             problems.append(f"{name} has shape {tuple(value.shape)} instead of {tuple(target.shape)}")
     if problems:
         more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
