@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -22,11 +23,12 @@ const (
 type executor struct {
 	settings *settings
 	reaper   *reaper
-	groups   *groups
-	baseEnv  []string
-	nonce    string
-	null     uintptr
-	count    atomic.Uint64
+	// groups is looked for at the first command: the launcher may move the agent into its group once it serves.
+	groups  func() *groups
+	baseEnv []string
+	nonce   string
+	null    uintptr
+	count   atomic.Uint64
 }
 
 // execResult is what a command did.
@@ -49,7 +51,7 @@ type execResult struct {
 func newExecutor(s *settings, r *reaper) (*executor, error) {
 	nonce := make([]byte, 8)
 	rand.Read(nonce)
-	e := &executor{settings: s, reaper: r, groups: findGroups(), nonce: hex.EncodeToString(nonce)}
+	e := &executor{settings: s, reaper: r, groups: sync.OnceValue(func() *groups { return findGroups(s.GroupFd) }), nonce: hex.EncodeToString(nonce)}
 	e.baseEnv = mergeEnv([]string{"PATH=" + defaultPath}, os.Environ())
 	null, err := syscall.Open(os.DevNull, syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
 	if err != nil {
@@ -106,7 +108,7 @@ func (e *executor) run(r *execRequest, cancel <-chan struct{}) (*execResult, err
 		return nil, err
 	}
 	result := &execResult{}
-	leaf := e.groups.leaf()
+	leaf := e.groups().leaf()
 	started := time.Now()
 	pid, err := e.start(r, cwd, env, account, leaf, uintptr(stdoutWriter), uintptr(stderrWriter))
 	syscall.Close(stdoutWriter)

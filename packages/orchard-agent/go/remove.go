@@ -97,6 +97,26 @@ func readNames(top *os.Root, folder string) ([]string, error) {
 	return file.Readdirnames(-1)
 }
 
+// removeGroup removes the control group that a sandbox's folder names, with its leaves.
+func removeGroup(folder string) error {
+	name, err := os.ReadFile(filepath.Join(folder, "group"))
+	if err != nil {
+		return nil
+	}
+	group := string(name)
+	os.WriteFile(filepath.Join(group, "cgroup.kill"), []byte("1"), 0)
+	entries, err := os.ReadDir(group)
+	if err != nil {
+		return nil
+	}
+	for _, entry := range entries {
+		if entry.IsDir() {
+			os.Remove(filepath.Join(group, entry.Name()))
+		}
+	}
+	return os.Remove(group)
+}
+
 // janitorCommand waits for its client's end and removes the folders of the sandboxes that it owned.
 func janitorCommand(args []string) error {
 	flags := flag.NewFlagSet("janitor", flag.ExitOnError)
@@ -125,7 +145,7 @@ func janitorCommand(args []string) error {
 		left := owned[:0]
 		for _, folder := range owned {
 			// Processes of the sandbox may live a moment longer and write while it is removed.
-			if removeTree(folder) != nil {
+			if removeGroup(folder) != nil || removeTree(folder) != nil {
 				left = append(left, folder)
 			}
 		}

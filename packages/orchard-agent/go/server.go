@@ -138,7 +138,7 @@ func (s *server) handler() http.Handler {
 func (s *server) health(w http.ResponseWriter, _ *http.Request) error {
 	answerJSON(w, map[string]any{
 		"version": version, "uptime_s": time.Since(s.started).Seconds(), "running": len(s.slots),
-		"execs": s.execs.Load(), "ttl_s": s.life.left().Seconds(), "groups": s.executor.groups != nil,
+		"execs": s.execs.Load(), "ttl_s": s.life.left().Seconds(),
 		"workdir": quote(s.settings.Workdir), "instance": s.executor.nonce,
 	})
 	return nil

@@ -30,6 +30,8 @@ type settings struct {
 	OwnsNamespace bool   `json:"owns_namespace"`
 	FileSizeBytes uint64 `json:"file_size_bytes"`
 	OpenFiles     uint64 `json:"open_files"`
+	// GroupFd is the folder of a cgroup v2 that the agent may write and will be in; 0: none was handed down.
+	GroupFd int `json:"group_fd"`
 
 	listen    string
 	lifeline  *os.File

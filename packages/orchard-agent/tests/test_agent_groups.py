@@ -7,15 +7,16 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from orchard_agent import AgentSandbox, UnixTransport
 from orchard_agent.local.binary import agent_binary
+from orchard_agent.local.environment import LocalEnvironment
 from orchard_api.errors import TransportError
-from orchard_api.sandbox import SandboxInfo, SandboxState
+from orchard_api.sandbox import SandboxInfo, SandboxSpec, SandboxState
 
 TOKEN = "secret-of-this-test-0123456789"
 LONG = f"4{os.getpid()}"
@@ -94,9 +95,44 @@ async def test_background_children_outlive_their_group_and_are_not_killed_by_ano
     assert list(group.glob("orchard-*")) == []
 
 
-async def test_without_a_group_a_clean_daemon_escapes_a_timeout_but_not_grading(box: AgentSandbox) -> None:
+async def test_without_a_group_a_clean_daemon_escapes_a_timeout_but_not_grading(environment: LocalEnvironment) -> None:
     """What the documentation says of this mode."""
+    environment._groups = None
+    box = await environment.create(SandboxSpec(), sandbox_id="ungrouped")
     assert (await box.exec(ESCAPE, timeout_s=0.8)).timed_out
     assert f"sleep {LONG}" in (await box.exec("ps -eo args")).stdout_text
     assert await box.kill_processes() == 1
     assert f"sleep {LONG}" not in (await box.exec("ps -eo args")).stdout_text
+    await box.aclose()
+
+
+@pytest.mark.parametrize("isolation", ["bubblewrap", "unshare"])
+async def test_local_sandboxes_have_groups_where_they_can_be_made(
+    environments: Callable[..., Awaitable[LocalEnvironment]], isolation: str
+) -> None:
+    environment = await environments(isolation=isolation)
+    if environment._groups is None:
+        pytest.skip("needs a cgroup v2 that can be written: run the tests as root on a machine that has one")
+    box = await environment.create(SandboxSpec(), sandbox_id="grouped")
+    folder = Path((await box.status()).details["folder"])
+    group = Path((folder / "group").read_text())
+    assert (await box.exec(ESCAPE, timeout_s=0.8)).timed_out
+    assert f"sleep {LONG}" not in (await box.exec("ps -eo args")).stdout_text
+    await box.exec("setsid sleep 60 & true")
+    assert len(list(group.glob("orchard-*"))) == 1
+    assert (await box.exec("ls /sys /proc/1/fd")).exit_code != 0
+    await box.aclose()
+    await environment.delete("grouped")
+    assert not group.exists()
+
+
+async def test_the_janitor_removes_groups_too(environment: LocalEnvironment, base: Path, group: Path) -> None:
+    below = group / "orchard-box"
+    (below / "orchard-1").mkdir(parents=True)
+    folder = base / "boxes" / "left"
+    folder.mkdir()
+    (folder / "group").write_text(str(below))
+    (folder / "owner").write_text(environment._owner)
+    await environment.aclose()
+    assert not below.exists()
+    assert not base.exists()

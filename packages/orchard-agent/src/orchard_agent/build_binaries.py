@@ -73,9 +73,12 @@ def _cache_folder(root: Path) -> Path:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    with open(folder / ".lock", "w") as lock:
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)
 
 
 def build(root: Path, *, force: bool = False) -> bool:

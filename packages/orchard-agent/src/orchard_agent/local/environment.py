@@ -20,6 +20,7 @@ from orchard_agent.local import records
 from orchard_agent.local.base_folder import BaseFolder, default_base
 from orchard_agent.local.binary import agent_binary, architecture
 from orchard_agent.local.config import LocalConfig
+from orchard_agent.local.control_groups import GROUP, enter_group, make_group, own_group, remove_group
 from orchard_agent.local.isolation import Enclosure, Isolation
 from orchard_agent.local.janitor import Janitor
 from orchard_agent.local.launch import LaunchedAgent, launch
@@ -68,6 +69,7 @@ class LocalEnvironment:
         self._mine: dict[str, LaunchedAgent] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._janitor: Janitor | None = None
+        self._groups: Path | None = None
         self._owner = ""
         self.capabilities = Capabilities(
             networks=frozenset({"none", "full"}), isolation="bubblewrap or unshare; see `orchard doctor`"
@@ -92,6 +94,7 @@ class LocalEnvironment:
         )
         if self._isolation.mode == "none":
             logger.warning("local sandboxes are NOT isolated (allow_unisolated): %s", self._isolation.text)
+        self._groups = own_group()
         me = ProcessId.of(os.getpid())
         self._owner = f"{os.getpid()}.{me.started if me else 0}.{secrets.token_hex(4)}"
         await asyncio.to_thread(self._sweep)
@@ -120,7 +123,7 @@ class LocalEnvironment:
             record = Record.read(folder)
             if record is None or not record.process.alive:
                 try:
-                    remove_tree(folder)
+                    _remove_all(folder)
                 except OSError as error:
                     logger.warning("the folder of dead sandbox %s can't be removed: %s", folder.name, error)
 
@@ -180,7 +183,8 @@ class LocalEnvironment:
         token = secrets.token_urlsafe(32)
         argv = isolation.argv(enclosure, [AGENT_PATH, "serve", "-listen", "fd:{listen}", "-settings-fd", "{settings}"])
         settings = self._settings(spec, workdir, token, isolation)
-        agent = await launch(folder, argv, settings, timeout_s=spec.start_timeout_s)
+        group = self._make_group(folder, isolation)
+        agent = await launch(folder, argv, settings, timeout_s=spec.start_timeout_s, group=group)
         self._mine[sandbox_id] = agent
         record = Record(
             sandbox_id=sandbox_id,
@@ -194,8 +198,16 @@ class LocalEnvironment:
             labels=dict(spec.labels),
         )
         sandbox = self._handle(record, folder)
-        await sandbox.wait_ready()
-        record.write(folder)
+        try:
+            if group is None:
+                await sandbox.wait_ready()
+            else:
+                # The kernel takes milliseconds of waiting to move a process.
+                await asyncio.gather(asyncio.to_thread(enter_group, group, agent.process.pid), sandbox.wait_ready())
+            record.write(folder)
+        except BaseException:
+            await sandbox.aclose()
+            raise
         return sandbox
 
     def _make_folders(self, sandbox_id: str, folder: Path, isolation: Isolation) -> None:
@@ -219,8 +231,16 @@ class LocalEnvironment:
                 os.chown(folder, -1, isolation.uid)
                 folder.chmod(0o710)
         except OSError as error:
-            remove_tree(folder)
+            _remove_all(folder)
             raise SandboxCreateError(f"sandbox {sandbox_id} could not be made: {error}") from error
+
+    def _make_group(self, folder: Path, isolation: Isolation) -> Path | None:
+        if self._groups is None or isolation.uid is None:
+            return None
+        name = secrets.token_hex(8)
+        # Its name is written first: whoever removes the folder then knows of it, however this process ends.
+        (folder / GROUP).write_text(str(self._groups / f"orchard-{name}"))
+        return make_group(self._groups, name, uid=isolation.uid)
 
     def _enclosure(
         self, spec: SandboxSpec, folder: Path, isolation: Isolation, root: RootFolder
@@ -326,7 +346,7 @@ class LocalEnvironment:
             raise self._not_deleted(sandbox_id, folder, f"its processes outlived SIGKILL by {_KILL_S:.0f} s")
         self._mine.pop(sandbox_id, None)
         try:
-            await asyncio.to_thread(remove_tree, folder)
+            await asyncio.to_thread(_remove_all, folder)
         except OSError as error:
             raise self._not_deleted(sandbox_id, folder, f"its folder can't be removed: {error}") from error
 
@@ -347,3 +367,10 @@ class LocalEnvironment:
         self._base = None
         if failures := [str(result) for result in results if isinstance(result, BaseException)]:
             raise SandboxDeleteError("; ".join(failures))
+
+
+def _remove_all(folder: Path) -> None:
+    """Remove a sandbox's control group and its folder."""
+    if group := records.read_text(folder / GROUP):
+        remove_group(Path(group))
+    remove_tree(folder)

@@ -78,12 +78,18 @@ async def _reap(launcher: subprocess.Popen[bytes], timeout_s: float) -> bool:
 
 
 async def launch(
-    folder: Path, argv_of: Sequence[str], settings: Mapping[str, Any], *, timeout_s: float
+    folder: Path,
+    argv_of: Sequence[str],
+    settings: Mapping[str, Any],
+    *,
+    timeout_s: float,
+    group: Path | None = None,
 ) -> LaunchedAgent:
     """Start the agent and wait until it serves.
 
     Args:
         folder: the sandbox's folder on the host, for its socket and its log.
+        group: a cgroup to hand down, which the agent is moved into afterwards.
         argv_of: the command line, with `{listen}` and `{settings}` where descriptor numbers go.
         settings: the agent's settings, its token among them; they pass through a descriptor, never an argv.
 
@@ -97,7 +103,8 @@ async def launch(
     try:
         ours.setblocking(False)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        launcher = _spawn(folder, argv_of, listener, theirs)
+        launcher, handed = _spawn(folder, argv_of, listener, theirs, group)
+        settings = {**settings, **handed}
         # Only the agent may hold it: a connection must be refused once the agent is gone.
         listener.close()
         theirs.close()
@@ -123,22 +130,31 @@ async def launch(
 
 
 def _spawn(
-    folder: Path, argv_of: Sequence[str], listener: socket.socket, settings: socket.socket
-) -> subprocess.Popen[bytes]:
+    folder: Path, argv_of: Sequence[str], listener: socket.socket, settings: socket.socket, group: Path | None
+) -> tuple[subprocess.Popen[bytes], dict[str, int]]:
     bind_unix(listener, folder / SOCKET)
     listener.listen(_BACKLOG)
     numbers = {"fd:{listen}": f"fd:{listener.fileno()}", "{settings}": str(settings.fileno())}
-    with open(folder / LOG, "wb") as log:
-        return subprocess.Popen(
-            [numbers.get(part, part) for part in argv_of],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=log,
-            env={"PATH": PATH},
-            cwd="/",
-            pass_fds=(listener.fileno(), settings.fileno()),
-            start_new_session=True,
-        )
+    handed = {"listener": listener.fileno(), "settings": settings.fileno()}
+    opened = None if group is None else os.open(group, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if opened is not None:
+            handed["group_fd"] = opened
+        with open(folder / LOG, "wb") as log:
+            launcher = subprocess.Popen(
+                [numbers.get(part, part) for part in argv_of],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                env={"PATH": PATH},
+                cwd="/",
+                pass_fds=tuple(handed.values()),
+                start_new_session=True,
+            )
+    finally:
+        if opened is not None:
+            os.close(opened)
+    return launcher, {"group_fd": opened} if opened is not None else {}
 
 
 async def _end_shielded(launcher: subprocess.Popen[bytes]) -> None:
