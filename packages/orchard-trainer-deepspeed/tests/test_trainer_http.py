@@ -9,7 +9,7 @@ from itertools import chain
 
 import aiohttp
 import pytest
-from trainer_models import request, server, write_model
+from trainer_models import held, request, server, write_model
 
 from orchard_api.errors import PolicyServerError
 
@@ -161,38 +161,28 @@ async def test_a_stop_of_one_token_is_served(text_folder):
 
 async def test_a_full_queue_says_when_to_come_back(text_folder):
     async with server(text_folder, port=0, max_batch=1, max_waiting=0) as made, aiohttp.ClientSession() as session:
-        gate = threading.Event()
-        blocked = asyncio.create_task(made.endpoint()._thread.call(gate.wait))
-        first = asyncio.create_task(made.endpoint().generate(request([5], max_tokens=3)))
-        await asyncio.sleep(0.01)
-        url = f"{made.endpoint().info.base_url}/completions"
-        status, _, headers = await post(session, url, {"prompt": [5]})
-        assert status == 429
-        assert int(headers["Retry-After"]) >= 1
-        first.cancel()
-        gate.set()
-        await blocked
+        async with held(made.endpoint()):
+            first = asyncio.create_task(made.endpoint().generate(request([5], max_tokens=3)))
+            await asyncio.sleep(0.01)
+            url = f"{made.endpoint().info.base_url}/completions"
+            status, _, headers = await post(session, url, {"prompt": [5]})
+            assert status == 429
+            assert int(headers["Retry-After"]) >= 1
+        await first
 
 
 async def test_a_deadline_of_the_request_is_kept(text_folder):
-    async with server(text_folder, port=0) as made, aiohttp.ClientSession() as session:
-        gate = threading.Event()
-        blocked = asyncio.create_task(made.endpoint()._thread.call(gate.wait))
+    async with server(text_folder, port=0) as made, aiohttp.ClientSession() as session, held(made.endpoint()):
         url = f"{made.endpoint().info.base_url}/completions"
-        status, _, _ = await post(session, url, {"prompt": [5], "deadline_s": 0.05})
-        assert status == 504
-        status, _, _ = await post(session, url, {"prompt": [5], "deadline_s": 0.05, "stream": True})
-        assert status == 504
-        gate.set()
-        await blocked
+        for stream in (False, True):
+            status, _, _ = await post(session, url, {"prompt": [5], "deadline_s": 0.05, "stream": stream})
+            assert status == 504
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_goes_away_frees_its_slot(text_folder, stream):
-    async with server(text_folder, port=0) as made, aiohttp.ClientSession() as session:
+    async with server(text_folder, port=0) as made, aiohttp.ClientSession() as session, held(made.endpoint()):
         endpoint = made.endpoint()
-        gate = threading.Event()
-        blocked = asyncio.create_task(endpoint._thread.call(gate.wait))
         url = f"{endpoint.info.base_url}/completions"
         task = asyncio.create_task(post(session, url, {"prompt": [5], "max_tokens": 60, "stream": stream}))
         async with asyncio.timeout(5):
@@ -204,8 +194,6 @@ async def test_a_client_that_goes_away_frees_its_slot(text_folder, stream):
         async with asyncio.timeout(5):
             while endpoint._thread.load:
                 await asyncio.sleep(0.005)
-        gate.set()
-        await blocked
 
 
 async def test_beyond_loopback_a_token_is_needed(text_folder, monkeypatch):

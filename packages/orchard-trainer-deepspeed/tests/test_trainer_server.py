@@ -8,7 +8,7 @@ import threading
 
 import pytest
 import torch
-from trainer_models import memory_store, random_source, request, server, write_model
+from trainer_models import held, memory_store, random_source, request, server, write_model
 
 from orchard_api.errors import (
     ConfigError,
@@ -64,20 +64,17 @@ async def test_many_at_once(model_folder):
 async def test_the_queue_is_bounded_and_cancelling_makes_room(model_folder):
     async with server(model_folder, max_batch=1, max_waiting=2) as made:
         endpoint = made.endpoint()
-        await endpoint._thread.call(lambda: None)
-        gate = threading.Event()
-        blocked = asyncio.create_task(endpoint._thread.call(gate.wait))
-        tasks = [asyncio.create_task(endpoint.generate(request([5], max_tokens=50))) for _ in range(3)]
-        await asyncio.sleep(0.01)
-        with pytest.raises(OverloadedError) as refused:
-            await endpoint.generate(request([5]))
-        assert refused.value.retry_after_s
-        tasks[0].cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await tasks[0]
-        more = asyncio.create_task(endpoint.generate(request([5], max_tokens=2)))
-        gate.set()
-        await blocked
+        async with held(endpoint):
+            tasks = [asyncio.create_task(endpoint.generate(request([5], max_tokens=50))) for _ in range(3)]
+            await asyncio.sleep(0.01)
+            with pytest.raises(OverloadedError) as refused:
+                await endpoint.generate(request([5]))
+            assert refused.value.retry_after_s
+            tasks[0].cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await tasks[0]
+            more = asyncio.create_task(endpoint.generate(request([5], max_tokens=2)))
+            await asyncio.sleep(0.01)
         await asyncio.gather(*tasks[1:], more)
         assert endpoint._thread.load == 0
 
@@ -86,14 +83,11 @@ async def test_a_deadline_bounds_the_whole_call_and_frees_the_slot(model_folder,
     async with server(model_folder, max_batch=1) as made:
         endpoint = made.endpoint()
         late = endpoint.prepare(request([5]))
-        monkeypatch.setattr(endpoint, "prepare", lambda _: late)
-        gate = threading.Event()
-        blocked = asyncio.create_task(endpoint._thread.call(gate.wait))
-        with pytest.raises(DeadlineError):
-            await endpoint.generate(request([5], deadline_s=0.05))
-        monkeypatch.undo()
-        gate.set()
-        await blocked
+        async with held(endpoint):
+            with monkeypatch.context() as patched:
+                patched.setattr(endpoint, "prepare", lambda _: late)
+                with pytest.raises(DeadlineError):
+                    await endpoint.generate(request([5], deadline_s=0.05))
         found = await endpoint.generate(request([5], max_tokens=3))
         assert late.ids == []
         assert len(found.token_ids) <= 3
@@ -101,15 +95,19 @@ async def test_a_deadline_bounds_the_whole_call_and_frees_the_slot(model_folder,
 
 
 async def test_an_outer_timeout_is_not_taken_for_the_deadline(model_folder):
-    async with server(model_folder) as made:
-        gate = threading.Event()
-        blocked = asyncio.create_task(made.endpoint()._thread.call(gate.wait))
+    async with server(model_folder) as made, held(made.endpoint()):
         with pytest.raises(TimeoutError) as caught:
             async with asyncio.timeout(0.05):
                 await made.endpoint().generate(request([5]))
         assert not isinstance(caught.value, DeadlineError)
-        gate.set()
-        await blocked
+
+
+async def test_the_models_own_end_of_turn_ends_a_response(model_folder):
+    async with server(model_folder) as made:
+        found = [await made.endpoint().generate(request([5], max_tokens=60, seed=seed)) for seed in range(8)]
+    ended = [item for item in found if item.finish_reason == "stop"]
+    assert ended
+    assert all(item.token_ids.index(1) == len(item.token_ids) - 1 for item in ended)
 
 
 async def test_overflow_is_an_error_of_its_own_and_a_response_ends_at_the_context(model_folder):
@@ -201,14 +199,12 @@ async def test_an_engine_that_fails_fails_its_requests_and_says_why(model_folder
 
 async def test_closing_fails_what_waits(model_folder):
     async with server(model_folder, max_batch=1) as made:
-        gate = threading.Event()
-        blocked = asyncio.create_task(made.endpoint()._thread.call(gate.wait))
-        task = asyncio.create_task(made.endpoint().generate(request([5], max_tokens=60)))
-        await asyncio.sleep(0.01)
-        closing = asyncio.create_task(made.aclose())
-        await asyncio.sleep(0.01)
-        gate.set()
-        await asyncio.gather(blocked, closing)
+        async with held(made.endpoint()):
+            task = asyncio.create_task(made.endpoint().generate(request([5], max_tokens=60)))
+            await asyncio.sleep(0.01)
+            closing = asyncio.create_task(made.aclose())
+            await asyncio.sleep(0.01)
+        await closing
         with pytest.raises(PolicyServerError, match="closed"):
             await task
     with pytest.raises(PolicyServerError, match="not been started"):

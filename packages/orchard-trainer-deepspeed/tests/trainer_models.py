@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -136,3 +138,16 @@ async def server(folder: Path, *, store=None, seed=0, init="random", **options):
         yield made
     finally:
         await made.aclose()
+
+
+@asynccontextmanager
+async def held(endpoint):
+    """The engine does nothing until the block ends or sets the event that it is given."""
+    gate = threading.Event()
+    blocked = asyncio.create_task(endpoint._thread.call(gate.wait))
+    await asyncio.sleep(0)
+    try:
+        yield gate
+    finally:
+        gate.set()
+        await blocked
