@@ -8,14 +8,15 @@ import (
 )
 
 const (
-	prSetDumpable        = 4
-	prSetPdeathsig       = 1
-	prSetChildSubreaper  = 36
-	prSetNoNewPrivs      = 38
-	rlimitNofile         = 7
-	rlimitFsize          = 1
-	rlimitCore           = 4
-	softMemoryLimitBytes = 20 << 20
+	prSetDumpable       = 4
+	prSetPdeathsig      = 1
+	prSetChildSubreaper = 36
+	prSetNoNewPrivs     = 38
+	rlimitNofile        = 7
+	rlimitFsize         = 1
+	rlimitCore          = 4
+	// collectAtPercent trades a little time for memory that stays near what is held.
+	collectAtPercent = 50
 )
 
 func prctl(option, argument uintptr) error {
@@ -36,7 +37,7 @@ func harden(s *settings, terminate func()) error {
 			return err
 		}
 	}
-	debug.SetMemoryLimit(softMemoryLimitBytes)
+	debug.SetGCPercent(collectAtPercent)
 	limit := func(resource int, value uint64) error {
 		return syscall.Setrlimit(resource, &syscall.Rlimit{Cur: value, Max: value})
 	}

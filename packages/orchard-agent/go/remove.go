@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"flag"
 	"io"
@@ -9,6 +10,8 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strconv"
+	"strings"
+	"syscall"
 	"time"
 )
 
@@ -97,13 +100,19 @@ func readNames(top *os.Root, folder string) ([]string, error) {
 	return file.Readdirnames(-1)
 }
 
+// readOwner reads a sandbox folder's file of that name: the tag of the client that made it, and its control group.
+func readOwner(folder string) (tag, group string) {
+	text, _ := os.ReadFile(filepath.Join(folder, "owner"))
+	tag, group, _ = strings.Cut(string(text), "\n")
+	return tag, group
+}
+
 // removeGroup removes the control group that a sandbox's folder names, with its leaves.
 func removeGroup(folder string) error {
-	name, err := os.ReadFile(filepath.Join(folder, "group"))
-	if err != nil {
+	_, group := readOwner(folder)
+	if group == "" {
 		return nil
 	}
-	group := string(name)
 	os.WriteFile(filepath.Join(group, "cgroup.kill"), []byte("1"), 0)
 	entries, err := os.ReadDir(group)
 	if err != nil {
@@ -115,6 +124,39 @@ func removeGroup(folder string) error {
 		}
 	}
 	return os.Remove(group)
+}
+
+// settleTime is how long launchers are looked for after their client's end: one may still be on its way.
+const settleTime = time.Second
+
+// killLaunchers kills the launchers that show one of these folders. One that was being set up when its client was killed
+// may wait for ever: bubblewrap arranges to die with its parent only later.
+func killLaunchers(folders []string) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return
+	}
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		line, err := os.ReadFile(filepath.Join("/proc", entry.Name(), "cmdline"))
+		if err != nil {
+			continue
+		}
+		program, _, _ := bytes.Cut(line, []byte{0})
+		switch filepath.Base(string(program)) {
+		case "setpriv", "bwrap", "orchard-agent":
+		default:
+			continue
+		}
+		for _, folder := range folders {
+			if bytes.Contains(line, []byte("\x00"+folder+"/")) || bytes.Contains(line, []byte("\""+folder+"/")) {
+				syscall.Kill(pid, syscall.SIGKILL)
+			}
+		}
+	}
 }
 
 // janitorCommand waits for its client's end and removes the folders of the sandboxes that it owned.
@@ -137,20 +179,23 @@ func janitorCommand(args []string) error {
 	}
 	for _, entry := range entries {
 		folder := filepath.Join(*base, entry.Name())
-		if tag, err := os.ReadFile(filepath.Join(folder, "owner")); err == nil && string(tag) == *owner {
+		if tag, _ := readOwner(folder); tag == *owner || strings.HasPrefix(entry.Name(), ".new-"+*owner+"-") {
 			owned = append(owned, folder)
 		}
 	}
-	for deadline := time.Now().Add(20 * time.Second); len(owned) > 0 && time.Now().Before(deadline); {
-		left := owned[:0]
-		for _, folder := range owned {
+	ended := time.Now()
+	for left := owned; len(owned) > 0; time.Sleep(50 * time.Millisecond) {
+		killLaunchers(owned)
+		var still []string
+		for _, folder := range left {
 			// Processes of the sandbox may live a moment longer and write while it is removed.
 			if removeGroup(folder) != nil || removeTree(folder) != nil {
-				left = append(left, folder)
+				still = append(still, folder)
 			}
 		}
-		if owned = left; len(owned) > 0 {
-			time.Sleep(50 * time.Millisecond)
+		left = still
+		if since := time.Since(ended); (len(left) == 0 && since > settleTime) || since > 20*time.Second {
+			return nil
 		}
 	}
 	return nil

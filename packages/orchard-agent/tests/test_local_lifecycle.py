@@ -208,7 +208,7 @@ async def test_a_delete_that_fails_is_loud_and_stays_listed(
         raise PermissionError(1, "Operation not permitted", str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr("orchard_agent.local.environment.remove_tree", refuse)
+        patch.setattr("orchard_agent.local.box_folder.remove_tree", refuse)
         with pytest.raises(SandboxDeleteError, match="Operation not permitted"):
             await environment.delete("stuck")
         (info,) = await environment.list()

@@ -7,9 +7,6 @@ import os
 import time
 from pathlib import Path
 
-GROUP = "group"
-"""File in a sandbox's folder that names its group."""
-
 _ROOTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 _DELEGATED = ("", "cgroup.procs", "cgroup.threads", "cgroup.subtree_control")
 _REMOVAL_S = 5.0
@@ -45,17 +42,15 @@ def _can_make(folder: Path) -> bool:
             probe.rmdir()
 
 
-def make_group(above: Path, name: str, *, uid: int) -> Path:
+def make_group(group: Path, *, uid: int) -> None:
     """Make a sandbox's group and let its agent write it.
 
     Raises:
         OSError: it can't be made.
     """
-    group = above / f"orchard-{name}"
     group.mkdir()
     for file in _DELEGATED:
         os.chown(group / file, uid, uid)
-    return group
 
 
 def enter_group(group: Path, pid: int) -> None:

@@ -19,14 +19,14 @@ from orchard_agent.client import AgentSandbox
 from orchard_agent.local import records
 from orchard_agent.local.base_folder import BaseFolder, default_base
 from orchard_agent.local.binary import agent_binary, architecture
+from orchard_agent.local.box_folder import FRESH, make_box_folder, owner_of, remove_box
 from orchard_agent.local.config import LocalConfig
-from orchard_agent.local.control_groups import GROUP, enter_group, make_group, own_group, remove_group
+from orchard_agent.local.control_groups import enter_group, make_group, own_group
 from orchard_agent.local.isolation import Enclosure, Isolation
 from orchard_agent.local.janitor import Janitor
 from orchard_agent.local.launch import LaunchedAgent, launch
 from orchard_agent.local.processes import ProcessId, kill_and_wait
 from orchard_agent.local.records import Record, checked_id
-from orchard_agent.local.removal import remove_tree
 from orchard_agent.local.root_folder import (
     AGENT_PATH,
     HOME,
@@ -114,8 +114,8 @@ class LocalEnvironment:
 
     def _sweep(self) -> None:
         """Remove folders of sandboxes whose client and whose processes are both gone."""
-        for folder in self._folders():
-            owner = records.read_text(folder / records.OWNER)
+        for folder in [*self._folders(), *self._ready()[0].boxes.glob(f"{FRESH}*")]:
+            owner = owner_of(folder) or folder.name.removeprefix(FRESH)
             pid, _, rest = owner.partition(".")
             started = rest.partition(".")[0]
             if not (pid.isdigit() and started.isdigit()) or ProcessId(pid=int(pid), started=int(started)).alive:
@@ -123,14 +123,14 @@ class LocalEnvironment:
             record = Record.read(folder)
             if record is None or not record.process.alive:
                 try:
-                    _remove_all(folder)
+                    remove_box(folder)
                 except OSError as error:
                     logger.warning("the folder of dead sandbox %s can't be removed: %s", folder.name, error)
 
     def _folders(self) -> list[Path]:
         base = self._ready()[0]
         with contextlib.suppress(FileNotFoundError):
-            return sorted(path for path in base.boxes.iterdir() if path.is_dir())
+            return sorted(path for path in base.boxes.iterdir() if path.is_dir() and not path.name.startswith("."))
         return []
 
     def _ready(self) -> tuple[BaseFolder, Isolation]:
@@ -152,10 +152,10 @@ class LocalEnvironment:
                 return await self.attach(sandbox_id)
             if existing is not None:
                 await self._remove(sandbox_id, folder)
-            self._make_folders(sandbox_id, folder, isolation)
+            group = self._make_folder(sandbox_id, folder, isolation.uid)
             try:
                 async with asyncio.timeout(spec.start_timeout_s):
-                    return await self._make(spec, sandbox_id, folder, isolation)
+                    return await self._make(spec, sandbox_id, folder, isolation, group)
             except BaseException as error:
                 await self._undo(sandbox_id, folder)
                 if isinstance(error, TimeoutError):
@@ -177,13 +177,16 @@ class LocalEnvironment:
         if problems:
             raise CapabilityError("the local backend can't give " + "; nor ".join(problems))
 
-    async def _make(self, spec: SandboxSpec, sandbox_id: str, folder: Path, isolation: Isolation) -> AgentSandbox:
+    async def _make(
+        self, spec: SandboxSpec, sandbox_id: str, folder: Path, isolation: Isolation, group: Path | None
+    ) -> AgentSandbox:
         root = await self._root(network=spec.network.mode == "full")
         workdir, enclosure = self._enclosure(spec, folder, isolation, root)
         token = secrets.token_urlsafe(32)
         argv = isolation.argv(enclosure, [AGENT_PATH, "serve", "-listen", "fd:{listen}", "-settings-fd", "{settings}"])
         settings = self._settings(spec, workdir, token, isolation)
-        group = self._make_group(folder, isolation)
+        if group is not None and isolation.uid is not None:
+            make_group(group, uid=isolation.uid)
         agent = await launch(folder, argv, settings, timeout_s=spec.start_timeout_s, group=group)
         self._mine[sandbox_id] = agent
         record = Record(
@@ -203,16 +206,20 @@ class LocalEnvironment:
                 await sandbox.wait_ready()
             else:
                 # The kernel takes milliseconds of waiting to move a process.
-                await asyncio.gather(asyncio.to_thread(enter_group, group, agent.process.pid), sandbox.wait_ready())
+                await asyncio.gather(asyncio.to_thread(_enter, group, agent.process.pid), sandbox.wait_ready())
             record.write(folder)
         except BaseException:
             await sandbox.aclose()
             raise
         return sandbox
 
-    def _make_folders(self, sandbox_id: str, folder: Path, isolation: Isolation) -> None:
+    def _make_folder(self, sandbox_id: str, folder: Path, uid: int | None) -> Path | None:
+        """Make its folder; returns its control group, which is still to be made, where it can have one."""
+        group = None
+        if self._groups is not None and uid is not None:
+            group = self._groups / f"orchard-{secrets.token_hex(8)}"
         try:
-            folder.mkdir(mode=0o700)
+            make_box_folder(folder, owner=self._owner, group=group, uid=uid)
         except FileExistsError:
             raise SandboxCreateError(
                 f"sandbox {sandbox_id} is being made by another process, or its creation never ended",
@@ -220,27 +227,7 @@ class LocalEnvironment:
             ) from None
         except OSError as error:
             raise SandboxCreateError(f"sandbox {sandbox_id} could not be made: {error}") from error
-        try:
-            (folder / records.OWNER).write_text(self._owner)
-            for name in WRITABLE.values():
-                (folder / name).mkdir()
-                (folder / name).chmod(0o1777 if name == "tmp" else 0o755)
-                if isolation.uid is not None:
-                    os.chown(folder / name, isolation.uid, isolation.uid)
-            if isolation.uid is not None:
-                os.chown(folder, -1, isolation.uid)
-                folder.chmod(0o710)
-        except OSError as error:
-            _remove_all(folder)
-            raise SandboxCreateError(f"sandbox {sandbox_id} could not be made: {error}") from error
-
-    def _make_group(self, folder: Path, isolation: Isolation) -> Path | None:
-        if self._groups is None or isolation.uid is None:
-            return None
-        name = secrets.token_hex(8)
-        # Its name is written first: whoever removes the folder then knows of it, however this process ends.
-        (folder / GROUP).write_text(str(self._groups / f"orchard-{name}"))
-        return make_group(self._groups, name, uid=isolation.uid)
+        return group
 
     def _enclosure(
         self, spec: SandboxSpec, folder: Path, isolation: Isolation, root: RootFolder
@@ -346,7 +333,7 @@ class LocalEnvironment:
             raise self._not_deleted(sandbox_id, folder, f"its processes outlived SIGKILL by {_KILL_S:.0f} s")
         self._mine.pop(sandbox_id, None)
         try:
-            await asyncio.to_thread(_remove_all, folder)
+            await asyncio.to_thread(remove_box, folder)
         except OSError as error:
             raise self._not_deleted(sandbox_id, folder, f"its folder can't be removed: {error}") from error
 
@@ -369,8 +356,8 @@ class LocalEnvironment:
             raise SandboxDeleteError("; ".join(failures))
 
 
-def _remove_all(folder: Path) -> None:
-    """Remove a sandbox's control group and its folder."""
-    if group := records.read_text(folder / GROUP):
-        remove_group(Path(group))
-    remove_tree(folder)
+def _enter(group: Path, pid: int) -> None:
+    try:
+        enter_group(group, pid)
+    except OSError as error:
+        logger.warning("no control group for a sandbox; commands are killed by their marks instead: %s", error)

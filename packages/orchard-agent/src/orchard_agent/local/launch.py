@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orchard_agent.local.isolation import PATH
-from orchard_agent.local.processes import ProcessId, kill_and_wait, wait_ended
+from orchard_agent.local.processes import ProcessId, kill_and_wait, kill_launching, wait_ended
 from orchard_agent.local.records import LOG, SOCKET, read_text
 from orchard_agent.streams import bind_unix
 from orchard_api.errors import SandboxCreateError, StartTimeoutError
@@ -158,7 +158,8 @@ def _spawn(
 
 
 async def _end_shielded(launcher: subprocess.Popen[bytes]) -> None:
-    launcher.kill()
+    if launcher.poll() is None:
+        kill_launching(launcher.pid)
     task = asyncio.ensure_future(_reap(launcher, 5.0))
     while not task.done():
         with contextlib.suppress(asyncio.CancelledError):

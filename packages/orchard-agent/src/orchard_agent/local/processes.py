@@ -7,6 +7,7 @@ import contextlib
 import os
 import select
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,3 +98,53 @@ async def kill_and_wait(process: ProcessId, timeout_s: float, *, ask_s: float = 
         return await wait_ended(descriptor, timeout_s)
     finally:
         os.close(descriptor)
+
+
+def descendants(pid: int) -> list[ProcessId]:
+    """The processes below `pid` as they are now, parents first."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                text = (folder / "stat").read_text(errors="replace")
+                children.setdefault(int(text[text.rfind(")") + 2 :].split()[1]), []).append(int(folder.name))
+    found: list[ProcessId] = []
+    below = list(children.get(pid, ()))
+    while below:
+        child = below.pop(0)
+        below += children.get(child, ())
+        process = ProcessId.of(child)
+        if process is not None:
+            found.append(process)
+    return found
+
+
+def kill_launching(pid: int) -> None:
+    """Kill our child `pid`, which may be in the middle of setting up a namespace, and what it has started so far.
+
+    Bubblewrap's inner process waits for its outer one before it arranges to die with it; killing the outer one alone in
+    that moment leaves the inner one waiting for ever. So the outer one is held first, and the inner one goes first.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+        _wait_held(pid)
+        for process in reversed(descendants(pid)):
+            descriptor = process.open()
+            if descriptor is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                os.close(descriptor)
+        os.kill(pid, signal.SIGKILL)
+
+
+def _wait_held(pid: int) -> None:
+    """Wait, for 50 ms at most, until a process that was sent SIGSTOP has stopped and can't start others."""
+    deadline = time.monotonic() + 0.05
+    while time.monotonic() < deadline:
+        try:
+            text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        except OSError:
+            return
+        if text[text.rfind(")") + 2 :][:1] in "TtZX":
+            return
+        time.sleep(0.0005)

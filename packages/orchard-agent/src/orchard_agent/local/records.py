@@ -17,7 +17,6 @@ from orchard_api.errors import SandboxCreateError
 from orchard_api.sandbox import SandboxInfo, SandboxState
 
 RECORD = "record.json"
-OWNER = "owner"
 FAILURE = "failure"
 SOCKET = "socket"
 LOG = "agent.log"
