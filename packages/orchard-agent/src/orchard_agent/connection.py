@@ -32,6 +32,10 @@ async def _within(idle_s: float | None, step: Awaitable[T]) -> T:
         raise TransportError(f"the agent stood still for {idle_s:g} s") from None
 
 
+def _machine() -> h11.Connection:
+    return h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
+
+
 @dataclass(kw_only=True, slots=True)
 class Response:
     """An answer whose body is still to be read.
@@ -55,12 +59,9 @@ class Connection:
     def __init__(self, stream: ByteStream, *, headers: list[tuple[bytes, bytes]]) -> None:
         self._stream = stream
         self._headers = headers
-        self._machine = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
-
-    @property
-    def reusable(self) -> bool:
+        self._machine = _machine()
+        self.reusable = False
         """Whether the last exchange ended cleanly and the agent keeps the connection open."""
-        return self._machine.our_state is h11.DONE and self._machine.their_state is h11.DONE
 
     @property
     def stale(self) -> bool:
@@ -76,8 +77,8 @@ class Connection:
         Raises:
             TransportError: the stream broke or stood still, or what came is not HTTP.
         """
-        if self._machine.our_state is h11.DONE:
-            self._machine.start_next_cycle()
+        self._machine = _machine()
+        self.reusable = False
         if body is None or isinstance(body, bytes):
             framing = (b"Content-Length", str(len(body or b"")).encode())
         else:
@@ -121,17 +122,39 @@ class Connection:
         if not isinstance(event, h11.Response):
             raise TransportError("the agent closed the connection before it answered")
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
-        length = headers.get("content-length")
+        length = None if "transfer-encoding" in headers else headers.get("content-length")
         return Response(status=event.status_code, headers=headers, length=None if length is None else int(length))
 
     async def chunks(self, response: Response) -> AsyncIterator[bytes]:
         """The body as it comes; trailers are in `response` afterwards."""
+        steps = self._parsed(response) if response.length is None else self._counted(response, response.length)
+        async for chunk in steps:
+            yield chunk
+
+    async def _counted(self, response: Response, left: int) -> AsyncIterator[bytes]:
+        """A body of known length, straight from the stream: parsing it would copy large files several times."""
+        chunk, _ = self._machine.trailing_data
+        extra = len(chunk) > left
+        chunk = chunk[:left]
+        while left:
+            if not chunk:
+                chunk = await self._stream.read(min(left, READ_BYTES))
+                if not chunk:
+                    raise TransportError("the agent closed the connection in the middle of its answer")
+            left -= len(chunk)
+            yield chunk
+            chunk = b""
+        closes = response.headers.get("connection", "").lower() == "close"
+        self.reusable = self._machine.our_state is h11.DONE and not (extra or closes)
+
+    async def _parsed(self, response: Response) -> AsyncIterator[bytes]:
         while True:
             event = await self._next()
             if isinstance(event, h11.Data):
                 yield bytes(event.data)
             elif isinstance(event, h11.EndOfMessage):
                 response.trailers.update((n.decode("latin-1"), v.decode("latin-1")) for n, v in event.headers)
+                self.reusable = self._machine.our_state is h11.DONE and self._machine.their_state is h11.DONE
                 return
             else:
                 raise TransportError("the agent closed the connection in the middle of its answer")
