@@ -157,7 +157,7 @@ class FileInfo:
     """One directory entry or file. Names of any bytes: undecodable ones as surrogate escapes (`os.fsencode`).
 
     Attributes:
-        kind: `file`, `directory`, `symlink`, `fifo`, `socket`, `device`.
+        kind: `file`, `directory`, `symlink`, `fifo`, `socket`, `device`, or `other` where it could not be told.
         size: bytes.
         mode: permission bits.
         modified: seconds since the epoch.
