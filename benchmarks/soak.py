@@ -10,7 +10,9 @@ import asyncio
 import itertools
 import json
 import os
+import shutil
 import sys
+import tempfile
 import time
 from contextlib import aclosing
 from pathlib import Path
@@ -44,13 +46,13 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def agents() -> int:
-    """Agents of ours that run on this machine."""
+def processes_of(base: Path) -> int:
+    """Processes whose command line shows our folder of sandboxes."""
     count = 0
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
-                count += b"orchard-agent" in (folder / "cmdline").read_bytes()
+                count += f"{base}/".encode() in (folder / "cmdline").read_bytes()
             except OSError:
                 continue
     return count
@@ -64,8 +66,10 @@ async def soak(episodes: int, console: Console) -> list[dict[str, Any]]:
     )
     assert choice is not None
     tasks = choice.build(registry, base=RECIPE).tasks("train", seed=0)
-    before_agents = agents()
-    environment = LocalEnvironment(LocalConfig())
+    above = Path(tempfile.mkdtemp(prefix="orchard-soak-"))
+    above.chmod(0o755)
+    base = above / "base"
+    environment = LocalEnvironment(LocalConfig(base=base))
     await environment.start()
     engine = AsyncioRolloutEngine(AsyncioEngineConfig(concurrency=CONCURRENCY))
     reward = WeightedReward(name="command", weight=1.0, reward=CommandReward(CommandConfig()))
@@ -92,12 +96,14 @@ async def soak(episodes: int, console: Console) -> list[dict[str, Any]]:
     left = len(await environment.list())
     await environment.aclose()
     await asyncio.sleep(1)
+    left += processes_of(base) + len(list(above.iterdir())) + len(engine.undeleted)
+    shutil.rmtree(above)
     half, tenth = len(memory) // 2, max(len(memory) // 10, 1)
     return [
         row("soak-solved", solved / episodes, episodes=episodes, failed=failed, per_second=episodes / seconds),
         row("soak-memory-mb", max(memory[-tenth:]) - max(memory[half : half + tenth]), baseline=max(memory[:half])),
         row("soak-files", max(files[-tenth:]) - max(files[half : half + tenth]), baseline=max(files[:half])),
-        row("soak-left", left + agents() - before_agents + len(engine.undeleted)),
+        row("soak-left", left),
     ]
 
 
