@@ -66,7 +66,7 @@ def main() -> int:
     unknown = set(chosen) - set(names)
     if unknown:
         parser.error(f"unknown benchmark {', '.join(sorted(unknown))}; there are: {', '.join(names)}")
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=140)
     missed = False
     for name in chosen:
         console.print(f"measuring {name} ...")
