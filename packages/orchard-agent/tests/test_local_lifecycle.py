@@ -24,7 +24,7 @@ Enclosed = Callable[[], list[int]]
 NEVER = f"7{os.getpid()}"
 
 CLIENT = """
-import asyncio, sys
+import asyncio, signal, sys
 from pathlib import Path
 from orchard_agent.local.config import LocalConfig
 from orchard_agent.local.environment import LocalEnvironment
@@ -39,6 +39,8 @@ async def main():
     print("ready", flush=True)
     await asyncio.sleep(60)
 
+# A shell starts background jobs with SIGINT ignored, and that is inherited.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 asyncio.run(main())
 """
 
@@ -67,7 +69,7 @@ async def test_sigkill_of_the_client_leaves_nothing(
     client = start_client(base, "a,b", isolation)
     assert len(enclosed_processes()) >= 6
     client.kill()
-    client.wait()
+    client.wait(20)
     await until(lambda: not enclosed_processes())
     await until(lambda: not list((base / "boxes").iterdir()))
     await until(lambda: not host_processes(str(base / "boxes")))
@@ -81,7 +83,7 @@ async def test_a_client_that_ends_by_a_signal_leaves_nothing(
     client = start_client(base, "a")
     assert enclosed_processes()
     client.send_signal(number)
-    client.wait()
+    client.wait(20)
     # After SIGINT the client cleans up by itself, and its base folder goes as well.
     await until(lambda: not enclosed_processes() and not list(base.glob("boxes/*")))
 
@@ -194,7 +196,7 @@ async def test_another_process_attaches_lists_and_deletes(
             await environment.attach("theirs")
     finally:
         client.kill()
-        client.wait()
+        client.wait(20)
 
 
 async def test_a_delete_that_fails_is_loud_and_stays_listed(
