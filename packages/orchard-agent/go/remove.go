@@ -131,7 +131,7 @@ const settleTime = time.Second
 
 // killLaunchers kills the launchers that show one of these folders. One that was being set up when its client was killed
 // may wait for ever: bubblewrap arranges to die with its parent only later.
-func killLaunchers(folders []string) {
+func killLaunchers(folders []string, owner string) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return
@@ -152,11 +152,19 @@ func killLaunchers(folders []string) {
 			continue
 		}
 		for _, folder := range folders {
-			if bytes.Contains(line, []byte("\x00"+folder+"/")) || bytes.Contains(line, []byte("\""+folder+"/")) {
+			shown := bytes.Contains(line, []byte("\x00"+folder+"/")) || bytes.Contains(line, []byte("\""+folder+"/"))
+			if shown && stillOwned(folder, owner) {
 				syscall.Kill(pid, syscall.SIGKILL)
 			}
 		}
 	}
+}
+
+// stillOwned tells whether a folder's name is still its owner's or nobody's. Another client may have taken the name
+// again; a folder without an owner is one that is being removed, for folders appear complete.
+func stillOwned(folder, owner string) bool {
+	tag, _ := readOwner(folder)
+	return tag == owner || tag == ""
 }
 
 // janitorCommand waits for its client's end and removes the folders of the sandboxes that it owned.
@@ -185,11 +193,11 @@ func janitorCommand(args []string) error {
 	}
 	ended := time.Now()
 	for left := owned; len(owned) > 0; time.Sleep(50 * time.Millisecond) {
-		killLaunchers(owned)
+		killLaunchers(owned, *owner)
 		var still []string
 		for _, folder := range left {
 			// Processes of the sandbox may live a moment longer and write while it is removed.
-			if removeGroup(folder) != nil || removeTree(folder) != nil {
+			if stillOwned(folder, *owner) && (removeGroup(folder) != nil || removeTree(folder) != nil) {
 				still = append(still, folder)
 			}
 		}

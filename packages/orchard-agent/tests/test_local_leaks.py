@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from orchard_agent import AgentSandbox
 from orchard_agent.local.config import LocalConfig
 from orchard_agent.local.environment import LocalEnvironment
+from orchard_api.errors import SandboxCreateError
 from orchard_api.sandbox import SandboxSpec
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
@@ -79,7 +81,9 @@ async def main():
     environment = LocalEnvironment(LocalConfig(base=Path(sys.argv[1])))
     await environment.start()
     print("started", flush=True)
-    await asyncio.gather(*(environment.create(SandboxSpec(), sandbox_id=f"c{n}") for n in range(12)))
+    await asyncio.gather(*(environment.create(SandboxSpec(), sandbox_id=f"c{sys.argv[2]}-{n}") for n in range(12)))
+    print("made", flush=True)
+    await asyncio.sleep(60)
 
 asyncio.run(main())
 """
@@ -89,8 +93,8 @@ def test_a_client_killed_while_it_starts_sandboxes_leaves_none(base: Path) -> No
     """Cases 3 and 6."""
     moments = random.Random(1)
     seen = 0
-    for _ in range(8):
-        client = subprocess.Popen([sys.executable, "-c", CLIENT, str(base)], stdout=subprocess.PIPE)
+    for number in range(8):
+        client = subprocess.Popen([sys.executable, "-c", CLIENT, str(base), str(number)], stdout=subprocess.PIPE)
         assert client.stdout is not None
         assert client.stdout.readline() == b"started\n"
         time.sleep(moments.uniform(0.0, 0.12))
@@ -101,6 +105,37 @@ def test_a_client_killed_while_it_starts_sandboxes_leaves_none(base: Path) -> No
         assert wait_until_none(base, 10) == []
     assert seen, "there must have been something to clean up"
     assert wait_for(lambda: not list(base.glob("boxes/*")), 10)
+
+
+async def test_the_janitor_of_a_dead_client_spares_who_takes_the_names_again(base: Path) -> None:
+    client = subprocess.Popen([sys.executable, "-c", CLIENT, str(base), "0"], stdout=subprocess.PIPE)
+    assert client.stdout is not None
+    assert client.stdout.readline() == b"started\n"
+    assert client.stdout.readline() == b"made\n"
+    client.kill()
+    client.wait(10)
+    client.stdout.close()
+    environment = LocalEnvironment(LocalConfig(base=base))
+    await environment.start()
+    try:
+        sandboxes = [await _make(environment, f"c0-{number}") for number in range(12)]
+        await asyncio.sleep(2.0)
+        for sandbox in sandboxes:
+            assert (await sandbox.exec("true")).ok
+            await sandbox.aclose()
+            await environment.delete(sandbox.sandbox_id)
+    finally:
+        await environment.aclose()
+
+
+async def _make(environment: LocalEnvironment, name: str) -> AgentSandbox:
+    """Make a sandbox, again while what is left of its namesake is being removed."""
+    for _ in range(200):
+        try:
+            return await environment.create(SandboxSpec(), sandbox_id=name)
+        except SandboxCreateError:
+            await asyncio.sleep(0.05)
+    raise AssertionError(f"{name} could not be made")
 
 
 def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
