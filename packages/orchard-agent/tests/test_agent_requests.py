@@ -52,12 +52,16 @@ class Agent:
             raise
         return connection
 
-    def send(self, raw: bytes) -> bytes:
-        """Send bytes, half-close, and read all that comes back."""
+    def send(self, raw: bytes, *, half_close: bool = True) -> bytes:
+        """Send bytes and read all that comes back.
+
+        A half-close reads as a client that went away: what is under way is then cancelled.
+        """
         with self.connect() as connection:
             try:
                 connection.sendall(raw)
-                connection.shutdown(socket.SHUT_WR)
+                if half_close:
+                    connection.shutdown(socket.SHUT_WR)
             except OSError:
                 pass
             answer = b""
@@ -72,7 +76,7 @@ class Agent:
         head = (
             f"{method} {target} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nAuthorization: Bearer {token}\r\n{headers}"
         )
-        return self.send(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        return self.send(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body, half_close=False)
 
     def exec(self, head: object, rest: bytes = b"") -> bytes:
         text = json.dumps(head).encode()
