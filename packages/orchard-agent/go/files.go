@@ -42,11 +42,7 @@ func openDirectory(path string) (*os.File, error) {
 }
 
 func (s *server) readFile(w http.ResponseWriter, r *http.Request) error {
-	q, err := s.query(r)
-	if err != nil {
-		return err
-	}
-	path, err := q.path()
+	q, path, err := s.pathQuery(r)
 	if err != nil {
 		return err
 	}
@@ -85,11 +81,7 @@ func (s *server) readFile(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *server) writeFile(w http.ResponseWriter, r *http.Request) error {
-	q, err := s.query(r)
-	if err != nil {
-		return err
-	}
-	path, err := q.path()
+	q, path, err := s.pathQuery(r)
 	if err != nil {
 		return err
 	}

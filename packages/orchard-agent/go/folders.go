@@ -16,11 +16,7 @@ import (
 const maxListed = 1_000_000
 
 func (s *server) list(w http.ResponseWriter, r *http.Request) error {
-	q, err := s.query(r)
-	if err != nil {
-		return err
-	}
-	path, err := q.path()
+	q, path, err := s.pathQuery(r)
 	if err != nil {
 		return err
 	}
@@ -76,11 +72,7 @@ func listNames(path string, limit int) ([]string, error) {
 }
 
 func (s *server) stat(w http.ResponseWriter, r *http.Request) error {
-	q, err := s.query(r)
-	if err != nil {
-		return err
-	}
-	path, err := q.path()
+	q, path, err := s.pathQuery(r)
 	if err != nil {
 		return err
 	}
@@ -93,11 +85,7 @@ func (s *server) stat(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *server) makeDir(w http.ResponseWriter, r *http.Request) error {
-	q, err := s.query(r)
-	if err != nil {
-		return err
-	}
-	path, err := q.path()
+	q, path, err := s.pathQuery(r)
 	if err != nil {
 		return err
 	}
@@ -147,11 +135,7 @@ func (s *server) makeDir(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *server) remove(w http.ResponseWriter, r *http.Request) error {
-	q, err := s.query(r)
-	if err != nil {
-		return err
-	}
-	path, err := q.path()
+	q, path, err := s.pathQuery(r)
 	if err != nil {
 		return err
 	}

@@ -27,6 +27,16 @@ func (s *server) query(r *http.Request) (*query, error) {
 	return &query{values, s.settings.Workdir}, nil
 }
 
+// pathQuery reads a request's parameters and the path that it is about.
+func (s *server) pathQuery(r *http.Request) (*query, string, error) {
+	q, err := s.query(r)
+	if err != nil {
+		return q, "", err
+	}
+	path, err := q.path()
+	return q, path, err
+}
+
 // path is the parameter of that name; a relative one starts at the working directory.
 func (q *query) path() (string, error) {
 	text := q.values.Get("path")

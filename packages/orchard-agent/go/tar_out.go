@@ -19,11 +19,7 @@ const (
 )
 
 func (s *server) tarOut(w http.ResponseWriter, r *http.Request) error {
-	q, err := s.query(r)
-	if err != nil {
-		return err
-	}
-	path, err := q.path()
+	_, path, err := s.pathQuery(r)
 	if err != nil {
 		return err
 	}
