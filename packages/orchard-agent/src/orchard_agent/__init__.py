@@ -9,13 +9,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from orchard_agent.client import AgentSandbox, ClientLimits, TarStream
+    from orchard_agent.calls import ClientLimits
+    from orchard_agent.client import AgentSandbox, TarStream
     from orchard_agent.streams import SocketStream, TcpTransport, UnixTransport
     from orchard_agent.unpack import download_folder, unpack_tar
 
 _HOMES = {
     "AgentSandbox": "client",
-    "ClientLimits": "client",
+    "ClientLimits": "calls",
     "SocketStream": "streams",
     "TarStream": "client",
     "TcpTransport": "streams",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -94,6 +94,19 @@ class Connection:
                 raise error from None
         return await _within(idle_s, self._head())
 
+    async def upgrade(self, method: str, target: bytes, body: bytes) -> Response | bytes:
+        """Ask for the connection to become a stream; returns the stream's first bytes, or the refusal's head."""
+        self._machine = _machine()
+        framing = (b"Content-Length", str(len(body)).encode())
+        head = self._machine.send(h11.Request(method=method, target=target, headers=[*self._headers, framing]))
+        await self._send(head or b"", body, None)
+        event = await self._next()
+        while isinstance(event, h11.InformationalResponse):
+            if event.status_code == 101:
+                return self._machine.trailing_data[0]
+            event = await self._next()
+        return self._answer(event)
+
     async def _send(self, head: bytes, body: Body, idle_s: float | None) -> None:
         write = self._stream.write
         if body is None or isinstance(body, bytes):
@@ -119,6 +132,9 @@ class Connection:
         event = await self._next()
         while isinstance(event, h11.InformationalResponse):
             event = await self._next()
+        return self._answer(event)
+
+    def _answer(self, event: h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]) -> Response:
         if not isinstance(event, h11.Response):
             raise TransportError("the agent closed the connection before it answered")
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
@@ -191,19 +207,53 @@ class Connection:
         await self._stream.aclose()
 
 
+class UpgradedStream:
+    """A connection that has become a stream of bytes; see `ByteStream`."""
+
+    def __init__(self, stream: ByteStream, first: bytes, closed: Callable[[], None]) -> None:
+        self._stream = stream
+        self._first = first
+        self._closed: Callable[[], None] | None = closed
+
+    async def read(self, limit: int) -> bytes:
+        """See `ByteStream`."""
+        if self._first:
+            data, self._first = self._first[:limit], self._first[limit:]
+            return data
+        return await self._stream.read(limit)
+
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
+        """See `ByteStream`."""
+        await self._stream.write(data)
+
+    async def write_eof(self) -> None:
+        """See `ByteStream`."""
+        await self._stream.write_eof()
+
+    async def aclose(self) -> None:
+        """See `ByteStream`."""
+        closed, self._closed = self._closed, None
+        if closed is not None:
+            closed()
+        await self._stream.aclose()
+
+
 class ConnectionPool:
     """Keep-alive connections to one agent, at most `limit` at once.
 
     Args:
         limit: connections that may be open together; callers beyond it wait.
+        streams: upgraded connections that may be open together; more are refused.
     """
 
-    def __init__(self, transport: Transport, *, token: str, limit: int = 64) -> None:
+    def __init__(self, transport: Transport, *, token: str, limit: int = 64, streams: int = 256) -> None:
         self._transport = transport
         self._headers = [(b"Host", b"agent"), (b"Authorization", b"Bearer " + token.encode("ascii"))]
         self._idle: list[Connection] = []
         self._slots = asyncio.Semaphore(limit)
         self._limit = limit
+        self._streams: set[UpgradedStream] = set()
+        self._most_streams = streams
         self.closed = False
 
     @contextlib.asynccontextmanager
@@ -248,6 +298,35 @@ class ConnectionPool:
             await connection.aclose()
         return Connection(await self._transport.connect(), headers=self._headers)
 
+    async def upgrade(self, method: str, target: bytes, body: bytes) -> UpgradedStream | tuple[int, bytes]:
+        """Ask on a new connection to make it a stream; returns the stream, or a refusal's status and body.
+
+        The streams are not counted among the pool's connections; `aclose` closes them.
+
+        Raises:
+            OverloadedError: too many streams are open.
+            SandboxGone, TransportError: no connection could be opened, or it broke.
+        """
+        if self.closed:
+            raise TransportError("this handle on the sandbox is closed")
+        if len(self._streams) >= self._most_streams:
+            raise OverloadedError(f"all {self._most_streams} streams to the sandbox are in use")
+        raw = await self._transport.connect()
+        connection = Connection(raw, headers=[*self._headers, (b"Connection", b"Upgrade"), (b"Upgrade", b"orchard")])
+        try:
+            answer = await connection.upgrade(method, target, body)
+            if isinstance(answer, Response):
+                return answer.status, await connection.read_all(answer, 64 << 10)
+            stream = UpgradedStream(raw, answer, lambda: self._streams.discard(stream))
+            self._streams.add(stream)
+        except BaseException:
+            await raw.aclose()
+            raise
+        if self.closed:
+            await stream.aclose()
+            raise TransportError("this handle on the sandbox is closed")
+        return stream
+
     async def reset(self) -> None:
         """Close the idle connections: the agent behind them has gone or changed."""
         while self._idle:
@@ -257,4 +336,6 @@ class ConnectionPool:
         """Close all; those in use close when they are given back."""
         self.closed = True
         await self.reset()
+        for stream in list(self._streams):
+            await stream.aclose()
         await self._transport.aclose()

@@ -20,7 +20,9 @@ class Capabilities:
         limits: the `Resources` fields that it can enforce.
         architectures: what it can run.
         users: whether commands may run as another user than the default.
-        powers: names of the optional powers (`Pty`, `Snapshot`, `Fork`, `Ports`, `ReversePorts`, `Processes`).
+        programs: whether `SandboxSpec.programs` is enforced.
+        powers: names of the optional powers that its sandboxes have (`StreamingExec`, `Processes`, `Pty`, `Snapshot`,
+            `Fork`, `Ports`, `ReversePorts`).
         isolation: one line for people on what keeps a sandbox in.
     """
 
@@ -29,6 +31,7 @@ class Capabilities:
     limits: frozenset[str] = frozenset()
     architectures: frozenset[str] = frozenset({"amd64"})
     users: bool = False
+    programs: bool = False
     powers: frozenset[str] = frozenset()
     isolation: str = ""
 
@@ -46,6 +49,8 @@ class Capabilities:
             problems.append(f"{spec.resources.gpus} GPU(s)")
         if spec.architecture is not None and spec.architecture not in self.architectures:
             problems.append(f"architecture {spec.architecture}; here: {', '.join(sorted(self.architectures))}")
+        if spec.programs is not None and not self.programs:
+            problems.append("a list of programs that may run, which this backend does not enforce")
         if spec.user is not None and not self.users:
             problems.append(f"commands run as user {spec.user!r}")
         return problems

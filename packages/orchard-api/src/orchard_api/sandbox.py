@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from orchard_api.transport import ByteStream
-
 DEFAULT_OUTPUT_LIMIT = 1 << 20
 
 
@@ -47,6 +45,19 @@ class Resources:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AllowedProgram:
+    """A program that may run inside, where not every one may.
+
+    Attributes:
+        path: absolute path inside, links resolved, of the executable (a script's is its interpreter's).
+        sha256: hex digest of its content; None for any content at that path.
+    """
+
+    path: str
+    sha256: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SandboxSpec:
     """What a sandbox is made from; the same for every backend.
 
@@ -61,6 +72,7 @@ class SandboxSpec:
         ttl_s: seconds without a sign of life from a client after which the sandbox ends by itself.
         start_timeout_s: seconds that creation may take, pulls excluded.
         architecture: `amd64` or `arm64` when the task needs one.
+        programs: what may run inside; None: everything. Other processes are killed, and counted in `status`.
         extra: what only one backend understands; that backend validates it.
     """
 
@@ -74,6 +86,7 @@ class SandboxSpec:
     ttl_s: float = 3600.0
     start_timeout_s: float = 60.0
     architecture: str | None = None
+    programs: tuple[AllowedProgram, ...] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -291,72 +304,4 @@ class Sandbox(Protocol):
 
     async def aclose(self) -> None:
         """Close this handle's connections. The machine lives on: `Environment.delete` ends it."""
-        ...
-
-
-@runtime_checkable
-class Processes(Protocol):
-    """Optional power: background processes that outlive a client's connection."""
-
-    async def start_process(
-        self, command: str | Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None
-    ) -> str:
-        """Start a process and return its id."""
-        ...
-
-    async def read_output(self, process_id: str, *, offset: int, limit: int) -> bytes:
-        """Output bytes from `offset`; `b""` at the end of a process that has exited."""
-        ...
-
-    async def signal_process(self, process_id: str, signal: int) -> None:
-        """Send a signal."""
-        ...
-
-    async def wait_process(self, process_id: str, *, timeout_s: float) -> ExecResult | None:
-        """Its result, or None if it still runs after `timeout_s`."""
-        ...
-
-
-@runtime_checkable
-class Pty(Protocol):
-    """Optional power: interactive terminals."""
-
-    async def open_pty(self, command: Sequence[str], *, rows: int, cols: int) -> ByteStream:
-        """Start a command on a new terminal and return its byte stream."""
-        ...
-
-
-@runtime_checkable
-class Snapshot(Protocol):
-    """Optional power: keep a sandbox's files (not its processes) to start others from."""
-
-    async def snapshot(self) -> str:
-        """Return a reference usable as `SandboxSpec.image`."""
-        ...
-
-
-@runtime_checkable
-class Fork(Protocol):
-    """Optional power: copies of a live sandbox. Files are copied, processes are not."""
-
-    async def fork(self, sandbox_ids: Sequence[str]) -> Sequence[Sandbox]:
-        """Make one copy per given id."""
-        ...
-
-
-@runtime_checkable
-class Ports(Protocol):
-    """Optional power: reach a port on the inside loopback."""
-
-    async def connect_port(self, port: int) -> ByteStream:
-        """Open a stream to 127.0.0.1:`port` inside."""
-        ...
-
-
-@runtime_checkable
-class ReversePorts(Protocol):
-    """Optional power: let the inside reach one target through the client, without any network."""
-
-    async def serve_port(self, port: int, *, host: str, target_port: int) -> None:
-        """Tunnel the inside 127.0.0.1:`port` to `host`:`target_port` on the client's side until closed."""
         ...
