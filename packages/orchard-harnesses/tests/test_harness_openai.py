@@ -24,9 +24,10 @@ from orchard_api.errors import (
     PolicyServerError,
 )
 from orchard_api.messages import Message, Tool, ToolCall
+from orchard_api.openai_address import normalise_base_url
 from orchard_api.policy import ChatRequest, GenerateRequest, PolicyServerContext, SamplingParams
 from orchard_api.task import Task
-from orchard_harnesses.openai_config import OpenAIConfig, normalise_base_url
+from orchard_harnesses.openai_config import OpenAIConfig
 from orchard_harnesses.openai_server import OpenAIEndpoint, OpenAIServer
 from orchard_harnesses.react import ReactConfig, ReactHarness
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,8 @@ import aiohttp
 
 from orchard_api.errors import ConfigError, OrchardError, PolicyServerError
 from orchard_api.messages import Message
+from orchard_api.openai_address import is_loopback
+from orchard_api.openai_http import ApiClient, ApiRefusalError
 from orchard_api.policy import (
     ChatReply,
     ChatRequest,
@@ -22,14 +23,7 @@ from orchard_api.policy import (
     PolicyServerContext,
     SamplingParams,
 )
-from orchard_harnesses.openai_config import (
-    BASE_URL_VARIABLE,
-    DEFAULT_BASE_URL,
-    OpenAIConfig,
-    is_loopback,
-    normalise_base_url,
-)
-from orchard_harnesses.openai_http import ApiClient, ApiRefusalError
+from orchard_harnesses.openai_config import OpenAIConfig
 from orchard_harnesses.openai_replies import (
     finish_reason,
     first_choice,
@@ -61,23 +55,14 @@ class OpenAIServer:
             PolicyServerError: it can't be reached, or refuses the key.
         """
         config = self._config
-        url, key = self._address(), os.environ.get(config.api_key_env) or None
+        url, key = config.address(), config.key()
         if key is None and not is_loopback(url):
             raise ConfigError(
                 f"policies.{context.name}: {url} needs a key, and ${config.api_key_env} is not set",
                 hint=f"export {config.api_key_env}=…, or name another variable: api_key_env",
             )
         path = self._model_path(context)
-        self._client = ApiClient(
-            base_url=url,
-            key=key,
-            key_name=config.api_key_env,
-            timeout_s=config.timeout_s,
-            connect_timeout_s=config.connect_timeout_s,
-            concurrency=config.max_concurrency,
-            retries=config.max_retries,
-            proxies=not is_loopback(url),
-        )
+        self._client = ApiClient(config, url=url, key=key)
         try:
             info = PolicyInfo(
                 name=context.name,
@@ -91,13 +76,6 @@ class OpenAIServer:
             await self.aclose()
             raise
         self._endpoint = OpenAIEndpoint(self._client, info, config)
-
-    def _address(self) -> str:
-        url = self._config.base_url or os.environ.get(BASE_URL_VARIABLE) or DEFAULT_BASE_URL
-        try:
-            return normalise_base_url(url)
-        except ValueError as error:
-            raise ConfigError(f"${BASE_URL_VARIABLE}: {error}") from None
 
     def _model_path(self, context: PolicyServerContext) -> Path | None:
         path = self._config.model_path or (context.model.path if context.model is not None else None)

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import aiohttp
 
 from orchard_api.errors import ContextOverflowError, DeadlineError, OverloadedError, PolicyServerError
+from orchard_api.openai_address import ApiOptions, is_loopback
 
 _BODY_LIMIT = 64 << 20
 _RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
@@ -48,35 +49,25 @@ class ApiClient:
     """A connection pool to one API. The key is in no message, repr or record.
 
     Args:
-        base_url: the API's root, as `normalise_base_url` gives it.
+        url: the API's root, as `normalise_base_url` gives it.
         key: the bearer token, or None.
-        key_name: where the key comes from, for hints.
-        retries: attempts after the first one.
+        slots: limits the requests under way, where several clients share a limit.
     """
 
     def __init__(
-        self,
-        *,
-        base_url: str,
-        key: str | None,
-        key_name: str,
-        timeout_s: float,
-        connect_timeout_s: float,
-        concurrency: int,
-        retries: int,
-        proxies: bool,
+        self, options: ApiOptions, *, url: str, key: str | None, slots: asyncio.Semaphore | None = None
     ) -> None:
-        self.base_url = base_url
+        self.base_url = url
         self._key = key
-        self._key_name = key_name
-        self._timeout_s = timeout_s
-        self._retries = retries
-        self._slots = asyncio.Semaphore(concurrency)
+        self._key_name = options.api_key_env
+        self._timeout_s = options.timeout_s
+        self._retries = options.max_retries
+        self._slots = slots or asyncio.Semaphore(options.max_concurrency)
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=concurrency),
+            connector=aiohttp.TCPConnector(limit=options.max_concurrency),
             headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
-            trust_env=proxies,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=options.connect_timeout_s),
+            trust_env=not is_loopback(url),
         )
 
     def __repr__(self) -> str:
