@@ -350,7 +350,7 @@ def choose_plugin(
         return None
     model = registry.get(kind, name, base=base).config_model()
     try:
-        config = model.model_validate(options, context={"base": base})
+        config = model.model_validate(options, context={"base": base, "registry": registry})
     except ValidationError as error:
         problems += describe(error, prefix=path)
         return None

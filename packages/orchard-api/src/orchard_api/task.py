@@ -24,6 +24,7 @@ class Check:
         env: environment; `${NAME}` and `${NAME:-default}` are filled from the host before anything starts.
         verdict: `exit_code`: 0 scores 1, anything else 0. `reward_file`: as Harbor does, from
             `/logs/verifier/reward.json`, else `reward.txt`.
+        tests: what the `unit_tests` reward must see passed: pytest node ids, or `classname::name` of a junit report.
     """
 
     command: str
@@ -33,6 +34,7 @@ class Check:
     timeout_s: float = 600.0
     env: Mapping[str, str] = field(default_factory=dict)
     verdict: Literal["exit_code", "reward_file"] = "exit_code"
+    tests: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,6 +24,7 @@ from orchard_api.errors import (
     OverloadedError,
     StartTimeoutError,
 )
+from orchard_api.reward import deadline_s
 from orchard_api.rollout import GroupRequest, RolloutContext
 from orchard_api.sandbox import Sandbox
 from orchard_api.task import Task
@@ -161,7 +162,6 @@ class EpisodeRun:
         async with self._phase("reward", self.config.grace_s):
             await sandbox.kill_processes()
         task = self.request.task
-        limit = (task.check.timeout_s if task.check is not None else 0.0) + self.config.grace_s
         view = Episode(
             episode_id=self.episode_id,
             group_id=self.request.group_id,
@@ -174,7 +174,7 @@ class EpisodeRun:
         )
         scores = []
         for weighted in self.context.rewards:
-            async with self._phase("reward", limit):
+            async with self._phase("reward", deadline_s(weighted.reward, task) + self.config.grace_s):
                 score = await weighted.reward.score(view)
             if not math.isfinite(score.value):
                 raise GraderError(f"reward {weighted.name!r} returned {score.value}")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pydantic import Field
 
 from orchard_api.episode import Episode, Score
-from orchard_api.errors import GraderError, SandboxFileError
+from orchard_api.errors import GraderError
 from orchard_api.registry import PluginConfig
 from orchard_api.task import Task
+from orchard_rewards.answer import read_answer
 
 _SHOWN = 2000
 
@@ -39,29 +40,16 @@ class ExactReward:
         if expected is None:
             raise GraderError(f"task {episode.task.task_id} has no `expected` answer")
         evidence: dict[str, object] = {"expected": expected[:_SHOWN]}
-        if self._config.file is None:
-            text: str | None = episode.answer
-        else:
+        answer = await read_answer(episode, self._config.file, limit=self._config.limit_bytes)
+        if self._config.file is not None:
             evidence["file"] = self._config.file
-            text, problem = await self._read(episode, self._config.file)
-            if problem:
-                evidence["problem"] = problem
+        if answer.problem:
+            evidence["problem"] = answer.problem
+        text = answer.text
         if text is not None:
             evidence["answer"] = text[:_SHOWN]
         equal = text is not None and self._normal(text) == self._normal(expected)
         return Score(name="exact", value=float(equal), evidence=evidence, policy_version=episode.policy_version)
-
-    async def _read(self, episode: Episode, path: str) -> tuple[str | None, str]:
-        if episode.sandbox is None:
-            raise GraderError("the episode has no live sandbox to read the answer from")
-        try:
-            data = await episode.sandbox.read_file(path, limit=self._config.limit_bytes)
-        except SandboxFileError as error:
-            return None, error.reason.replace("_", " ")
-        try:
-            return data.decode("utf-8"), ""
-        except UnicodeDecodeError:
-            return None, "not UTF-8 text"
 
     def _normal(self, text: str) -> str:
         text = text.strip() if self._config.strip else text

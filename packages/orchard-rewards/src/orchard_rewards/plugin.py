@@ -23,3 +23,31 @@ def orchard_register(registrar: Registrar) -> None:
         config="orchard_rewards.exact:ExactConfig",
         summary="compares the answer, or a file, with the expected text",
     )
+    registrar.add(
+        "reward",
+        "unit_tests",
+        "orchard_rewards.unit_tests:UnitTestsReward",
+        config="orchard_rewards.unit_tests:UnitTestsConfig",
+        summary="the tests that must pass did, by report and by exit code; test files are put back first",
+    )
+    registrar.add(
+        "reward",
+        "json_schema",
+        "orchard_rewards.json_schema:JsonSchemaReward",
+        config="orchard_rewards.json_schema:JsonSchemaConfig",
+        summary="the answer, or a file, is JSON of the wanted form",
+    )
+    registrar.add(
+        "reward",
+        "judge",
+        "orchard_rewards.judge:JudgeReward",
+        config="orchard_rewards.judge:JudgeConfig",
+        summary="a model scores the work by a rubric",
+    )
+    registrar.add(
+        "reward",
+        "weighted",
+        "orchard_rewards.weighted:WeightedReward",
+        config="orchard_rewards.weighted:WeightedConfig",
+        summary="several rewards as one number, each a named component",
+    )
