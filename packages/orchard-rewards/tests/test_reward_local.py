@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from orchard_api.sandbox import SandboxSpec
 from orchard_api.task import Check
 from orchard_rewards.command import CommandConfig, CommandReward
 from orchard_rewards.exact import ExactConfig, ExactReward
+from orchard_rewards.unit_tests import UnitTestsConfig, UnitTestsReward
 
 pytestmark = pytest.mark.real
 REWARD = CommandReward(CommandConfig())
@@ -204,3 +206,60 @@ async def test_a_small_check_is_quick(make: Make) -> None:
         assert (await REWARD.score(episode(sandbox, check))).value == 1.0
         took.append(time.perf_counter() - start)
     assert sorted(took)[10] < 0.05
+
+
+RUNNER = b"""import importlib.util, os, sys, traceback, xml.sax.saxutils as x
+rows, bad = [], 0
+path = os.environ["WORKDIR"] + "/test_sum.py"
+spec = importlib.util.spec_from_file_location("test_sum", path)
+module = importlib.util.module_from_spec(spec)
+sys.path.insert(0, os.environ["WORKDIR"])
+spec.loader.exec_module(module)
+for name in sorted(n for n in vars(module) if n.startswith("test_")):
+    inner = ""
+    try:
+        getattr(module, name)()
+    except Exception:
+        bad, inner = 1, "<failure>" + x.escape(traceback.format_exc()) + "</failure>"
+    rows.append(f'<testcase classname="test_sum" name="{name}">{inner}</testcase>')
+open(os.environ["JUNIT"], "w").write("<testsuite>" + "".join(rows) + "</testsuite>")
+sys.exit(bad)
+"""
+TEST = b"import adder\ndef test_a(): assert adder.add(1, 2) == 3\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "value", "problem"),
+    [
+        ("def add(a, b): return a + b", 1.0, ""),
+        ("def add(a, b): return a - b", 0.0, ""),
+        ("import os; os._exit(0)", 0.0, "no report was written"),
+        ("import sys; sys.exit(0)", 0.0, "no report was written"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 0.0, "no report was written"),
+        ("def add(a, b):\n  while True: pass", 0.0, "reached"),
+        (
+            "import os\nopen(os.environ['JUNIT'], 'w').write('<testsuite><testcase name=\"x\"/></testsuite>')\n"
+            "os._exit(0)",
+            0.0,
+            "",
+        ),
+    ],
+)
+async def test_unit_tests_of_the_agents_code(source: str, value: float, problem: str, make: Make) -> None:
+    """The agent weakened the test and left its code; the task's own test is what runs."""
+    sandbox = await make()
+    await sandbox.write_file("test_sum.py", b"def test_a(): pass\n")
+    await sandbox.write_file("adder.py", source.encode())
+    await sandbox.write_file("sitecustomize.py", b"import os; os._exit(0)\n")
+    check = Check(
+        command="python3 run.py  # writes $JUNIT",
+        files={"run.py": RUNNER},
+        tests=("test_sum.py::test_a",),
+        timeout_s=5,
+    )
+    it = episode(sandbox, check)
+    it = replace(it, task=replace(it.task, files={"test_sum.py": TEST}))
+    score = await UnitTestsReward(UnitTestsConfig()).score(it)
+    assert score.value == value, score.evidence
+    assert problem in score.evidence["problem"]
+    assert score.evidence["restored"] == 1 and score.evidence["removed"] == 1

@@ -17,6 +17,10 @@ def test_importing_the_plugin_loads_nothing_heavy() -> None:
 def test_all_that_is_registered_can_be_built() -> None:
     registry = PluginHost().registry
     mine = [entry for entry in registry if entry.distribution == "orchard-rewards"]
-    assert [(entry.kind, entry.name) for entry in mine] == [("reward", "command"), ("reward", "exact")]
+    needed = {"judge": {"model": "m"}, "weighted": {"parts": [{"name": "exact"}]}}
+    names = ["command", "exact", "json_schema", "judge", "unit_tests", "weighted"]
+    assert [(entry.kind, entry.name) for entry in mine] == [("reward", name) for name in names]
     for entry in mine:
-        assert entry.build(entry.config_model()()).missing
+        options = needed.get(entry.name, {})
+        config = entry.config_model().model_validate(options, context={"registry": registry, "base": None})
+        assert entry.build(config).missing
