@@ -23,6 +23,7 @@ const (
 type executor struct {
 	settings *settings
 	reaper   *reaper
+	programs *programs
 	// groups is looked for at the first command: the launcher may move the agent into its group once it serves.
 	groups  func() *groups
 	baseEnv []string
@@ -51,7 +52,7 @@ type execResult struct {
 func newExecutor(s *settings, r *reaper) (*executor, error) {
 	nonce := make([]byte, 8)
 	rand.Read(nonce)
-	e := &executor{settings: s, reaper: r, groups: sync.OnceValue(func() *groups { return findGroups(s.GroupFd) }), nonce: hex.EncodeToString(nonce)}
+	e := &executor{settings: s, reaper: r, programs: newPrograms(s.Programs), groups: sync.OnceValue(func() *groups { return findGroups(s.GroupFd) }), nonce: hex.EncodeToString(nonce)}
 	e.baseEnv = mergeEnv([]string{"PATH=" + defaultPath}, os.Environ())
 	null, err := syscall.Open(os.DevNull, syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
 	if err != nil {
@@ -85,47 +86,87 @@ func mergeEnv(base, over []string) []string {
 	return merged
 }
 
-// run executes a request to the exit of its process. A receive from cancel ends it as a timeout does.
-func (e *executor) run(r *execRequest, cancel <-chan struct{}) (*execResult, error) {
-	marker := fmt.Sprintf("%s=%s.%d", markerVariable, e.nonce, e.count.Add(1))
-	cwd := r.cwd
-	if !filepath.IsAbs(cwd) {
-		cwd = filepath.Join(e.settings.Workdir, cwd)
-	}
+// plan is how a request's command will be started, and how all that it starts will be found again.
+type plan struct {
+	request *execRequest
+	cwd     string
+	env     []string
+	account *account
+	marker  string
+	leaf    *leaf
+}
+
+// plan makes a leaf for the command, which the caller releases.
+func (e *executor) plan(r *execRequest, over ...string) (*plan, error) {
 	account, err := e.account(r.head.User)
 	if err != nil {
 		return nil, err
 	}
-	env := mergeEnv(mergeEnv(e.baseEnv, account.env()), append(r.env, marker))
-	stdout, stdoutWriter, err := openOutput(r.head.Output)
+	p := &plan{request: r, cwd: r.cwd, account: account}
+	if !filepath.IsAbs(p.cwd) {
+		p.cwd = filepath.Join(e.settings.Workdir, p.cwd)
+	}
+	p.marker = fmt.Sprintf("%s=%s.%d", markerVariable, e.nonce, e.count.Add(1))
+	p.env = mergeEnv(mergeEnv(e.baseEnv, append(account.env(), over...)), append(r.env, p.marker))
+	p.leaf = e.groups().leaf()
+	return p, nil
+}
+
+// run executes a request to the exit of its process. A receive from cancel ends it as a timeout does.
+func (e *executor) run(r *execRequest, cancel <-chan struct{}) (*execResult, error) {
+	p, err := e.plan(r)
 	if err != nil {
 		return nil, err
 	}
-	stderr, stderrWriter, err := openOutput(r.head.Output)
+	defer p.leaf.release()
+	stdout, stderr := newCapture(r.head.Output), newCapture(r.head.Output)
+	result, status, err := e.runInto(p, stdout, stderr, cancel)
 	if err != nil {
+		return notStarted(p, err)
+	}
+	result.fill(status, stdout, stderr)
+	return result, nil
+}
+
+// runInto runs a plan's command to its exit, with what it writes going to the sinks; an error is of its start.
+func (e *executor) runInto(
+	p *plan, out, err sink, cancel <-chan struct{},
+) (result *execResult, status syscall.WaitStatus, failure error) {
+	stdout, stdoutWriter, failure := openOutput(out)
+	if failure != nil {
+		return nil, 0, failure
+	}
+	stderr, stderrWriter, failure := openOutput(err)
+	if failure != nil {
 		stdout.pipe.Close()
 		syscall.Close(stdoutWriter)
-		return nil, err
+		return nil, 0, failure
 	}
-	result := &execResult{}
-	leaf := e.groups().leaf()
 	started := time.Now()
-	pid, err := e.start(r, cwd, env, account, leaf, uintptr(stdoutWriter), uintptr(stderrWriter))
+	pid, failure := e.start(p, uintptr(stdoutWriter), uintptr(stderrWriter))
 	syscall.Close(stdoutWriter)
 	syscall.Close(stderrWriter)
-	if err != nil {
+	if failure != nil {
 		stdout.pipe.Close()
 		stderr.pipe.Close()
-		leaf.release()
-		return e.notStarted(r, cwd, err)
+		return nil, 0, failure
 	}
 	exited := e.reaper.exit(pid, started)
 	go stdout.collect()
 	go stderr.collect()
+	result, status = e.await(p, pid, started, exited, cancel)
+	stdout.finish()
+	stderr.finish()
+	return result, status, nil
+}
 
-	timer := time.NewTimer(r.timeout())
+// await waits for a command's exit, and kills all that it started at its timeout or when it is cancelled.
+func (e *executor) await(
+	p *plan, pid int, started time.Time, exited <-chan syscall.WaitStatus, cancel <-chan struct{},
+) (result *execResult, status syscall.WaitStatus) {
+	result = &execResult{}
+	timer := time.NewTimer(p.request.timeout())
 	defer timer.Stop()
-	var status syscall.WaitStatus
 	select {
 	case status = <-exited:
 	case <-timer.C:
@@ -140,23 +181,27 @@ func (e *executor) run(r *execRequest, cancel <-chan struct{}) (*execResult, err
 	default:
 	}
 	if result.TimedOut || result.Cancelled {
-		result.Survivors = e.kill(pid, marker, leaf)
+		result.Survivors = e.kill(pid, p)
 		select {
 		case status = <-exited:
 		case <-time.After(killTimeout):
 		}
 	}
 	result.Seconds = time.Since(started).Seconds()
-	leaf.release()
-	stdout.finish()
-	stderr.finish()
-	result.fill(status, stdout.capture, stderr.capture)
-	return result, nil
+	return result, status
 }
 
-func (e *executor) start(
-	r *execRequest, cwd string, env []string, account *account, leaf *leaf, stdout, stderr uintptr,
-) (int, error) {
+// start runs a plan's command with its output on these descriptors.
+func (e *executor) start(p *plan, stdout, stderr uintptr) (int, error) {
+	files := []uintptr{e.null, stdout, stderr}
+	if p.request.stdin != nil {
+		files[0] = p.request.stdin.Fd()
+	}
+	return e.startOn(p, files, &syscall.SysProcAttr{Setsid: true})
+}
+
+func (e *executor) startOn(p *plan, files []uintptr, attributes *syscall.SysProcAttr) (int, error) {
+	r := p.request
 	argv := r.argv
 	var script *os.File
 	if r.line != nil {
@@ -165,21 +210,20 @@ func (e *executor) start(
 			return 0, err
 		}
 	}
-	files := []uintptr{e.null, stdout, stderr}
-	if r.stdin != nil {
-		files[0] = r.stdin.Fd()
-	}
 	if script != nil {
 		defer script.Close()
 		files = append(files, script.Fd())
 	}
-	program, err := lookUp(argv[0], cwd, env)
+	program, err := lookUp(argv[0], p.cwd, p.env)
 	if err != nil {
 		return 0, err
 	}
-	attributes := &syscall.SysProcAttr{Setsid: true, Credential: account.credential}
-	leaf.join(attributes)
-	return syscall.ForkExec(program, argv, &syscall.ProcAttr{Dir: cwd, Env: env, Files: files, Sys: attributes})
+	if !e.programs.allowsPath(program, p.cwd) {
+		return 0, errNotAllowed
+	}
+	attributes.Credential = p.account.credential
+	p.leaf.join(attributes)
+	return syscall.ForkExec(program, argv, &syscall.ProcAttr{Dir: p.cwd, Env: p.env, Files: files, Sys: attributes})
 }
 
 // lookUp finds a program as execvp does, on the PATH that the command itself gets.
@@ -212,12 +256,13 @@ func lookUp(name, cwd string, env []string) (string, error) {
 }
 
 // notStarted tells a command that can't be run, which reads as a shell would report it, from a request that can't.
-func (e *executor) notStarted(r *execRequest, cwd string, err error) (*execResult, error) {
+func notStarted(p *plan, err error) (*execResult, error) {
+	r, cwd := p.request, p.cwd
 	if info, statErr := os.Stat(cwd); statErr != nil || !info.IsDir() {
 		return nil, refuse(422, "bad_cwd", fmt.Sprintf("the working directory %q is not there or not a directory", cwd))
 	}
 	errno, ok := err.(syscall.Errno)
-	if !ok {
+	if !ok && err != errNotAllowed {
 		return nil, err
 	}
 	name := "/bin/sh"
@@ -226,6 +271,7 @@ func (e *executor) notStarted(r *execRequest, cwd string, err error) (*execResul
 	}
 	code := 126
 	switch errno {
+	case 0:
 	case syscall.ENOENT, syscall.ENOTDIR:
 		code = 127
 	case syscall.E2BIG:
@@ -237,25 +283,28 @@ func (e *executor) notStarted(r *execRequest, cwd string, err error) (*execResul
 		return nil, errno
 	}
 	text := newCapture(r.head.Output)
-	text.write([]byte(fmt.Sprintf("%s: %s\n", name, errno.Error())))
+	text.write([]byte(fmt.Sprintf("%s: %s\n", name, err.Error())))
 	result := &execResult{}
 	result.fill(syscall.WaitStatus(code<<8), newCapture(0), text)
 	return result, nil
 }
 
 // kill ends all that a command started, and nothing else.
-func (e *executor) kill(pid int, marker string, leaf *leaf) int {
+func (e *executor) kill(pid int, p *plan) int {
 	deadline := time.Now().Add(killTimeout)
 	var since uint64
 	if root, ok := readStat(pid, make([]byte, 4096)); ok {
 		since = root.started
 	}
-	leaf.kill()
+	p.leaf.kill()
 	// After the group as well: the scan is what proves that nobody is left.
-	_, left := killUntilStable([]byte(marker+"\x00"), since, deadline, func(p *process) bool {
-		return p.pid == pid || p.session == pid || p.group == pid || p.marked
-	})
+	_, left := killUntilStable([]byte(p.marker+"\x00"), since, deadline, startedBy(pid))
 	return left
+}
+
+// startedBy tells which processes of a scan for its marker are a command's.
+func startedBy(pid int) func(*process) bool {
+	return func(p *process) bool { return p.pid == pid || p.session == pid || p.group == pid || p.marked }
 }
 
 func (r *execResult) fill(status syscall.WaitStatus, stdout, stderr *capture) {

@@ -185,7 +185,7 @@ func stageStdin(body io.Reader, size int64) (*os.File, error) {
 		}
 		return reader, nil
 	}
-	file, err := anonymousFile("stdin")
+	file, _, err := anonymousFile("stdin")
 	if err != nil {
 		return nil, err
 	}
@@ -204,13 +204,14 @@ func stageStdin(body io.Reader, size int64) (*os.File, error) {
 }
 
 // anonymousFile is on disk where the temporary folder can have nameless files, else in memory.
-func anonymousFile(name string) (*os.File, error) {
+func anonymousFile(name string) (file *os.File, inMemory bool, err error) {
 	const tmpfile = 0o20200000
 	fd, err := syscall.Open(os.TempDir(), tmpfile|syscall.O_RDWR|syscall.O_CLOEXEC, 0o600)
 	if err != nil {
-		return memoryFile(name)
+		file, err = memoryFile(name)
+		return file, true, err
 	}
-	return os.NewFile(uintptr(fd), name), nil
+	return os.NewFile(uintptr(fd), name), false, nil
 }
 
 func memoryFile(name string) (*os.File, error) {

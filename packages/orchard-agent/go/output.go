@@ -17,17 +17,20 @@ const (
 
 var chunks = sync.Pool{New: func() any { return new([readChunk]byte) }}
 
+// sink takes what a command writes; while it takes, the command is held up once its pipe is full.
+type sink interface{ write(data []byte) }
+
 // output collects what a command writes to one of its streams.
 type output struct {
-	pipe    *os.File
-	capture *capture
-	ended   chan struct{}
+	pipe  *os.File
+	sink  sink
+	ended chan struct{}
 	// eof is read after ended: nobody holds the writing end any more.
 	eof bool
 }
 
 // openOutput makes a pipe; the returned descriptor is the command's end, which blocks as commands expect.
-func openOutput(limit int) (*output, int, error) {
+func openOutput(to sink) (*output, int, error) {
 	var ends [2]int
 	if err := syscall.Pipe2(ends[:], syscall.O_CLOEXEC); err != nil {
 		return nil, -1, err
@@ -36,7 +39,7 @@ func openOutput(limit int) (*output, int, error) {
 		return nil, -1, err
 	}
 	reader := os.NewFile(uintptr(ends[0]), "output")
-	return &output{pipe: reader, capture: newCapture(limit), ended: make(chan struct{})}, ends[1], nil
+	return &output{pipe: reader, sink: to, ended: make(chan struct{})}, ends[1], nil
 }
 
 func (o *output) collect() {
@@ -45,7 +48,7 @@ func (o *output) collect() {
 	defer chunks.Put(chunk)
 	for {
 		n, err := o.pipe.Read(chunk[:])
-		o.capture.write(chunk[:n])
+		o.sink.write(chunk[:n])
 		if err != nil {
 			o.eof = !errors.Is(err, os.ErrDeadlineExceeded)
 			return
@@ -91,7 +94,7 @@ func (o *output) takePending() {
 			if err != nil || n <= 0 {
 				return
 			}
-			o.capture.write(chunk[:n])
+			o.sink.write(chunk[:n])
 			left -= n
 		}
 	})

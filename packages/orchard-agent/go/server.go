@@ -13,6 +13,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -26,6 +27,7 @@ type server struct {
 	settings *settings
 	executor *executor
 	kept     *kept
+	shelf    *shelf
 	life     *life
 	slots    chan struct{}
 	started  time.Time
@@ -56,11 +58,12 @@ func serve(s *settings) error {
 		return err
 	}
 	one := &server{
-		settings: s, executor: executor, kept: newKept(), life: life,
+		settings: s, executor: executor, kept: newKept(), shelf: newShelf(executor), life: life,
 		slots: make(chan struct{}, s.MaxExecs), started: time.Now(),
 	}
 	s.watchLifeline(func() { life.end(0) })
 	go life.watch()
+	go executor.programs.watch(s.OwnsNamespace)
 	plain := &http.Server{
 		Handler:           one.handler(),
 		MaxHeaderBytes:    maxHeaderBytes,
@@ -93,6 +96,9 @@ func (b *boundedLog) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
+// releaseKey finds the function that ends a request's being a sign of life.
+type releaseKey struct{}
+
 type endpoint func(w http.ResponseWriter, r *http.Request) error
 
 func (s *server) handler() http.Handler {
@@ -102,6 +108,17 @@ func (s *server) handler() http.Handler {
 		"POST /v1/exec":   s.exec,
 		"POST /v1/cancel": s.cancel,
 		"POST /v1/kill":   s.killAll,
+		"POST /v1/stream": s.streamExec,
+		"POST /v1/pty":    s.terminal,
+
+		"POST /v1/process":        s.startBackground,
+		"POST /v1/process/stdin":  s.backgroundStdin,
+		"POST /v1/process/signal": s.signalBackground,
+		"POST /v1/process/forget": s.forgetBackground,
+		"GET /v1/process/output":  s.backgroundOutput,
+		"GET /v1/process/wait":    s.waitBackground,
+		"GET /v1/process/list":    s.listBackground,
+
 		"GET /v1/file":    s.readFile,
 		"PUT /v1/file":    s.writeFile,
 		"GET /v1/tar":     s.tarOut,
@@ -118,13 +135,14 @@ func (s *server) handler() http.Handler {
 			asRefusal(refuse(http.StatusUnauthorized, "unauthorized", "the bearer token is missing or wrong")).answer(w)
 			return
 		}
-		defer s.life.busy()()
+		release := sync.OnceFunc(s.life.busy())
+		defer release()
 		handle, known := endpoints[r.Method+" "+r.URL.Path]
 		if !known {
 			asRefusal(refuse(http.StatusNotFound, "unknown_endpoint", r.Method+" "+r.URL.Path+" is not an endpoint")).answer(w)
 			return
 		}
-		if err := handle(w, r); err != nil {
+		if err := handle(w, r.WithContext(context.WithValue(r.Context(), releaseKey{}, release))); err != nil {
 			refused := asRefusal(err)
 			if refused.status == http.StatusRequestEntityTooLarge || refused.status == http.StatusTooManyRequests {
 				// What is left of the body is not worth reading.
@@ -140,6 +158,7 @@ func (s *server) health(w http.ResponseWriter, _ *http.Request) error {
 		"version": version, "uptime_s": time.Since(s.started).Seconds(), "running": len(s.slots),
 		"execs": s.execs.Load(), "ttl_s": s.life.left().Seconds(),
 		"workdir": quote(s.settings.Workdir), "instance": s.executor.nonce,
+		"killed_programs": s.executor.programs.count(),
 	})
 	return nil
 }
@@ -206,18 +225,15 @@ func (s *server) exec(w http.ResponseWriter, r *http.Request) error {
 
 // launch runs a command in the background of its request, which may go away and come back.
 func (s *server) launch(command *running, request *execRequest) {
-	select {
-	case s.slots <- struct{}{}:
-	default:
+	free, err := s.slot()
+	if err != nil {
 		request.close()
-		s.kept.finish(command, nil, refuse(429, "too_many_execs",
-			"too many commands run at once; the limit is "+strconv.Itoa(cap(s.slots))))
+		s.kept.finish(command, nil, err)
 		s.kept.drop(command)
 		return
 	}
-	s.execs.Add(1)
 	go func() {
-		defer func() { <-s.slots }()
+		defer free()
 		result, err := s.executor.run(request, command.cancel)
 		request.close()
 		s.kept.finish(command, result, err)

@@ -32,6 +32,8 @@ type settings struct {
 	OpenFiles     uint64 `json:"open_files"`
 	// GroupFd is the folder of a cgroup v2 that the agent may write and will be in; 0: none was handed down.
 	GroupFd int `json:"group_fd"`
+	// Programs are what may run inside; null: everything.
+	Programs []allowedProgram `json:"programs"`
 
 	listen    string
 	lifeline  *os.File

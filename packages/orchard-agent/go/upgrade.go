@@ -42,6 +42,10 @@ func upgrade(w http.ResponseWriter, r *http.Request) (*stream, error) {
 	if err != nil {
 		return nil, err
 	}
+	if release, ok := r.Context().Value(releaseKey{}).(func()); ok {
+		// A stream may stay open after its client has stopped: the client's other requests are its signs of life.
+		release()
+	}
 	connection.SetDeadline(time.Time{})
 	if _, err := connection.Write([]byte("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: orchard\r\n\r\n")); err != nil {
 		connection.Close()
