@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from orchard_agent import wire
 from orchard_agent.connection import Body, Connection, ConnectionPool, Response, UpgradedStream
+from orchard_agent.heartbeat import Heartbeat
 from orchard_api.errors import DeadlineError, SandboxGone, TransportError
 from orchard_api.sandbox import SandboxInfo
 from orchard_api.transport import Transport
@@ -87,6 +88,7 @@ class AgentCalls:
         endpoint: str,
         parameters: Mapping[str, str | int | None],
         *,
+        body: Body = None,
         limit: int = 64 << 10,
         path: str | None = None,
         repeatable: bool = True,
@@ -95,7 +97,7 @@ class AgentCalls:
         request = wire.target(endpoint, parameters)
 
         async def attempt() -> bytes:
-            return await self._exchange(method, request, limit=limit, path=path)
+            return await self._exchange(method, request, body, limit=limit, path=path)
 
         return await self._guarded(attempt, what=endpoint, total_s=self._limits.call_s, repeatable=repeatable)
 
@@ -204,3 +206,27 @@ class AgentCalls:
         if not isinstance(answer, UpgradedStream):
             raise wire.refusal(*answer)
         return answer
+
+    async def attended(self, step: Awaitable[T]) -> T:
+        """Wait for a stream's next bytes; a sandbox that no longer answers meanwhile is gone.
+
+        Raises:
+            SandboxGone: it is.
+        """
+        try:
+            async with asyncio.timeout(None) as timeout:
+                heartbeat = Heartbeat(self._ping, timeout, interval_s=self._limits.heartbeat_s)
+                try:
+                    return await step
+                finally:
+                    heartbeat.stop()
+        except TimeoutError:
+            raise self._lost("it no longer answers while a stream is open") from None
+
+    async def broken(self, error: TransportError) -> None:
+        """After a stream broke: return when the sandbox still answers.
+
+        Raises:
+            SandboxGone: it does not.
+        """
+        await self._revive(error)

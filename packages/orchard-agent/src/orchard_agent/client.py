@@ -11,9 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from orchard_agent import wire
-from orchard_agent.calls import AgentCalls
+from orchard_agent.background import BackgroundCalls
 from orchard_agent.connection import Response
+from orchard_agent.exec_stream import StreamingCalls
 from orchard_agent.heartbeat import Heartbeat
+from orchard_agent.terminal import TerminalCalls
 from orchard_api.errors import DeadlineError, InfraError, SandboxFileError, TransportError
 from orchard_api.sandbox import DEFAULT_OUTPUT_LIMIT, ExecResult, FileInfo, SandboxInfo, SandboxState, TarReport
 
@@ -34,7 +36,7 @@ class TarStream:
         return await anext(self._chunks)
 
 
-class AgentSandbox(AgentCalls):
+class AgentSandbox(StreamingCalls, BackgroundCalls, TerminalCalls):
     """A handle on a sandbox whose agent is reached through a transport. Each optional power is a base class of it."""
 
     async def exec(
@@ -126,7 +128,8 @@ class AgentSandbox(AgentCalls):
             return await self._ping()
 
         health = await self._guarded(attempt, what="health", total_s=self._limits.call_s, repeatable=True)
-        known = {name: health[name] for name in ("uptime_s", "running", "execs", "ttl_s", "version") if name in health}
+        names = ("uptime_s", "running", "execs", "ttl_s", "version", "killed_programs")
+        known = {name: health[name] for name in names if name in health}
         return replace(self._info, state=SandboxState.READY, details={**self._info.details, **known})
 
     async def renew(self, ttl_s: float) -> None:

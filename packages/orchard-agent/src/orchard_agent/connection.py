@@ -316,7 +316,9 @@ class ConnectionPool:
         try:
             answer = await connection.upgrade(method, target, body)
             if isinstance(answer, Response):
-                return answer.status, await connection.read_all(answer, 64 << 10)
+                refused = answer.status, await connection.read_all(answer, 64 << 10)
+                await raw.aclose()
+                return refused
             stream = UpgradedStream(raw, answer, lambda: self._streams.discard(stream))
             self._streams.add(stream)
         except BaseException:

@@ -6,12 +6,16 @@ import asyncio
 import contextlib
 import os
 import socket
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any, TypeVar
 
 from orchard_api.errors import TransportError
 
+T = TypeVar("T")
 CONNECT_TIMEOUT_S = 5.0
 _BACKLOG_PAUSE_S = 0.005
+_CLOSE_S = 1.0
 
 
 class SocketStream:
@@ -20,20 +24,27 @@ class SocketStream:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._closed = False
+        self._pending = 0
+        self._quiet: asyncio.Event | None = None
 
     async def read(self, limit: int) -> bytes:
         """See `ByteStream`."""
-        try:
-            return await asyncio.get_running_loop().sock_recv(self._socket, limit)
-        except (OSError, ValueError) as error:
-            raise TransportError(f"the connection to the agent broke: {error}") from error
+        return await self._do(asyncio.get_running_loop().sock_recv(self._socket, limit))
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         """See `ByteStream`."""
+        await self._do(asyncio.get_running_loop().sock_sendall(self._socket, data))
+
+    async def _do(self, step: Coroutine[Any, Any, T]) -> T:
+        self._pending += 1
         try:
-            await asyncio.get_running_loop().sock_sendall(self._socket, data)
+            return await step
         except (OSError, ValueError) as error:
             raise TransportError(f"the connection to the agent broke: {error}") from error
+        finally:
+            self._pending -= 1
+            if self._quiet is not None and not self._pending:
+                self._quiet.set()
 
     async def write_eof(self) -> None:
         """See `ByteStream`."""
@@ -41,9 +52,18 @@ class SocketStream:
             self._socket.shutdown(socket.SHUT_WR)
 
     async def aclose(self) -> None:
-        """See `ByteStream`."""
-        if not self._closed:
-            self._closed = True
+        """See `ByteStream`. Reads and writes that still wait end first: the loop watches the descriptor for them."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            if self._pending:
+                self._quiet = asyncio.Event()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._quiet.wait(), _CLOSE_S)
+        finally:
             self._socket.close()
 
     @property

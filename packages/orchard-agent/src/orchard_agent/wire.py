@@ -100,34 +100,57 @@ def decode_exec(body: bytes, output_limit: int) -> tuple[ExecResult, int]:
         if size > HEAD_LIMIT or 4 + size > len(body):
             raise ValueError("its head is cut")
         head = json.loads(body[4 : 4 + size])
-        stdout, stderr = _count(head, "stdout"), _count(head, "stderr")
+        stdout, stderr = count(head, "stdout"), count(head, "stderr")
         start = 4 + size
         if len(body) != start + stdout + stderr or max(stdout, stderr) > output_limit + 4096:
             raise ValueError("its output has another length than it says")
-        result = ExecResult(
-            exit_code=_maybe(head, "exit_code", 255),
-            signal=_maybe(head, "signal", 64),
-            stdout=body[start : start + stdout],
-            stderr=body[start + stdout :],
-            stdout_dropped=_count(head, "stdout_dropped"),
-            stderr_dropped=_count(head, "stderr_dropped"),
-            timed_out=bool(head.get("timed_out")),
-            duration_s=float(head["duration_s"]),
-        )
+        result = _result(head, body[start : start + stdout], body[start + stdout :])
         survivors = head.get("survivors", 0)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, struct.error) as error:
         raise TransportError(f"the agent's result can't be read: {error}") from error
     return result, survivors if isinstance(survivors, int) else 0
 
 
-def _count(head: Mapping[str, Any], name: str) -> int:
+def _result(head: Mapping[str, Any], stdout: bytes, stderr: bytes) -> ExecResult:
+    return ExecResult(
+        exit_code=maybe_int(head, "exit_code", 255),
+        signal=maybe_int(head, "signal", 64),
+        stdout=stdout,
+        stderr=stderr,
+        stdout_dropped=count(head, "stdout_dropped"),
+        stderr_dropped=count(head, "stderr_dropped"),
+        timed_out=bool(head.get("timed_out")),
+        duration_s=float(head["duration_s"]),
+    )
+
+
+def decode_end(failed: bool, data: bytes) -> ExecResult:
+    """The last frame of a command's stream: its result, without output.
+
+    Raises:
+        SandboxRequestError: the command could not be started; raised as a plain exec would have.
+        TransportError: it is not what an agent sends.
+    """
+    if failed:
+        status = decode_json(data)
+        status = status.get("status") if isinstance(status, dict) else None
+        raise refusal(status if isinstance(status, int) else 500, data)
+    try:
+        return _result(decode_json(data), b"", b"")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise TransportError(f"the agent's result can't be read: {error}") from error
+
+
+def count(head: Mapping[str, Any], name: str) -> int:
+    """A number that is 0 or more, 0 where it is missing; `ValueError` where it is none."""
     value = head.get(name, 0)
     if not isinstance(value, int) or not 0 <= value < 1 << 62:
         raise ValueError(f"{name} is {value!r}")
     return value
 
 
-def _maybe(head: Mapping[str, Any], name: str, most: int) -> int | None:
+def maybe_int(head: Mapping[str, Any], name: str, most: int) -> int | None:
+    """A number of 0 to `most`, or none; `ValueError` where it is neither."""
     value = head.get(name)
     if value is not None and not (isinstance(value, int) and 0 <= value <= most):
         raise ValueError(f"{name} is {value!r}")

@@ -10,7 +10,7 @@ import posixpath
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -72,7 +72,10 @@ class LocalEnvironment:
         self._groups: Path | None = None
         self._owner = ""
         self.capabilities = Capabilities(
-            networks=frozenset({"none", "full"}), isolation="bubblewrap or unshare; see `orchard doctor`"
+            networks=frozenset({"none", "full"}),
+            powers=frozenset({"StreamingExec", "Processes", "Pty"}),
+            programs=True,
+            isolation="bubblewrap or unshare; see `orchard doctor`",
         )
 
     async def start(self) -> None:
@@ -268,6 +271,7 @@ class LocalEnvironment:
             "ignore_term": isolation.mode != "none",
             "file_size_bytes": (self._config.file_size_mb or 0) << 20,
             "open_files": self._config.open_files or 0,
+            "programs": None if spec.programs is None else [asdict(program) for program in spec.programs],
         }
 
     def _handle(self, record: Record, folder: Path) -> AgentSandbox:
