@@ -28,6 +28,7 @@ type server struct {
 	executor *executor
 	kept     *kept
 	shelf    *shelf
+	reverse  *reverse
 	life     *life
 	slots    chan struct{}
 	started  time.Time
@@ -58,7 +59,7 @@ func serve(s *settings) error {
 		return err
 	}
 	one := &server{
-		settings: s, executor: executor, kept: newKept(), shelf: newShelf(executor), life: life,
+		settings: s, executor: executor, kept: newKept(), shelf: newShelf(executor), reverse: newReverse(), life: life,
 		slots: make(chan struct{}, s.MaxExecs), started: time.Now(),
 	}
 	s.watchLifeline(func() { life.end(0) })
@@ -118,6 +119,11 @@ func (s *server) handler() http.Handler {
 		"GET /v1/process/output":  s.backgroundOutput,
 		"GET /v1/process/wait":    s.waitBackground,
 		"GET /v1/process/list":    s.listBackground,
+
+		"POST /v1/port/connect": s.connectPort,
+		"POST /v1/port/serve":   s.servePort,
+		"POST /v1/port/accept":  s.acceptPort,
+		"POST /v1/port/reject":  s.rejectPort,
 
 		"GET /v1/file":    s.readFile,
 		"PUT /v1/file":    s.writeFile,

@@ -15,6 +15,7 @@ from orchard_agent.background import BackgroundCalls
 from orchard_agent.connection import Response
 from orchard_agent.exec_stream import StreamingCalls
 from orchard_agent.heartbeat import Heartbeat
+from orchard_agent.ports import PortCalls
 from orchard_agent.terminal import TerminalCalls
 from orchard_api.errors import DeadlineError, InfraError, SandboxFileError, TransportError
 from orchard_api.sandbox import DEFAULT_OUTPUT_LIMIT, ExecResult, FileInfo, SandboxInfo, SandboxState, TarReport
@@ -36,7 +37,7 @@ class TarStream:
         return await anext(self._chunks)
 
 
-class AgentSandbox(StreamingCalls, BackgroundCalls, TerminalCalls):
+class AgentSandbox(StreamingCalls, BackgroundCalls, TerminalCalls, PortCalls):
     """A handle on a sandbox whose agent is reached through a transport. Each optional power is a base class of it."""
 
     async def exec(

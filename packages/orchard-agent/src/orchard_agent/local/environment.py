@@ -73,7 +73,7 @@ class LocalEnvironment:
         self._owner = ""
         self.capabilities = Capabilities(
             networks=frozenset({"none", "full"}),
-            powers=frozenset({"StreamingExec", "Processes", "Pty"}),
+            powers=frozenset({"StreamingExec", "Processes", "Pty", "Ports", "ReversePorts"}),
             programs=True,
             isolation="bubblewrap or unshare; see `orchard doctor`",
         )
