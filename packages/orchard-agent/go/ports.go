@@ -84,6 +84,10 @@ func transfer(to, from net.Conn) error {
 		}
 	}
 	to, from = bare(to), bare(from)
+	if wide, ok := to.(*net.UnixConn); ok {
+		// The kernel's default holds less than one of its copies moves.
+		wide.SetWriteBuffer(1 << 20)
+	}
 	var err error
 	_, inFiles := from.(*stdioConn)
 	_, outFiles := to.(*stdioConn)

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from orchard_agent import wire
 from orchard_agent.connection import Body, Connection, ConnectionPool, Response, UpgradedStream
-from orchard_agent.heartbeat import Heartbeat
-from orchard_api.errors import DeadlineError, SandboxGone, TransportError
+from orchard_agent.heartbeat import TOLERATED
+from orchard_api.errors import DeadlineError, OrchardError, SandboxGone, TransportError
 from orchard_api.sandbox import SandboxInfo
 from orchard_api.transport import Transport
 
@@ -56,6 +56,7 @@ class AgentCalls:
         self._pool = ConnectionPool(transport, token=token, limit=self._limits.connections)
         self._instance: str | None = None
         self._gone: SandboxGone | None = None
+        self._attending: asyncio.Task[None] | None = None
 
     @property
     def sandbox_id(self) -> str:
@@ -205,23 +206,46 @@ class AgentCalls:
             raise
         if not isinstance(answer, UpgradedStream):
             raise wire.refusal(*answer)
+        self._attend()
         return answer
 
-    async def attended(self, step: Awaitable[T]) -> T:
-        """Wait for a stream's next bytes; a sandbox that no longer answers meanwhile is gone.
+    def _attend(self) -> None:
+        """Ask for signs of life for as long as streams are open.
 
-        Raises:
-            SandboxGone: it is.
+        Streams are none themselves, and a machine that died without closing its connections would hold their readers
+        for good.
         """
-        try:
-            async with asyncio.timeout(None) as timeout:
-                heartbeat = Heartbeat(self._ping, timeout, interval_s=self._limits.heartbeat_s)
-                try:
-                    return await step
-                finally:
-                    heartbeat.stop()
-        except TimeoutError:
-            raise self._lost("it no longer answers while a stream is open") from None
+        if self._attending is None or self._attending.done():
+            self._attending = asyncio.create_task(self._ask_for_life())
+
+    async def _ask_for_life(self) -> None:
+        failures = 0
+        while failures < TOLERATED:
+            await asyncio.sleep(self._limits.heartbeat_s)
+            if not self._pool.streams:
+                return
+            try:
+                async with asyncio.timeout(self._limits.heartbeat_s):
+                    await self._ping()
+                failures = 0
+            except SandboxGone as error:
+                self._gone = error
+                break
+            except (TimeoutError, OrchardError):
+                failures += 1
+        if self._gone is None:
+            self._lost("it no longer answers while a stream is open")
+        await self._pool.close_streams()
+
+    async def _end_attending(self) -> None:
+        task, self._attending = self._attending, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def cause_of(self, error: TransportError) -> Exception:
+        """Why a stream broke: that the sandbox is gone, where that is known."""
+        return self._gone or error
 
     async def broken(self, error: TransportError) -> None:
         """After a stream broke: return when the sandbox still answers.

@@ -266,7 +266,8 @@ class AgentSandbox(StreamingCalls, BackgroundCalls, TerminalCalls, PortCalls):
         await self._call("POST", "remove", parameters, path=path, repeatable=False)
 
     async def aclose(self) -> None:
-        """See `Sandbox`."""
+        """See `Sandbox`. Commands of streams and terminals end with it; background processes stay."""
+        await self._end_attending()
         await self._pool.aclose()
 
 

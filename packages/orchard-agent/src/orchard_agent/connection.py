@@ -252,7 +252,8 @@ class ConnectionPool:
         self._idle: list[Connection] = []
         self._slots = asyncio.Semaphore(limit)
         self._limit = limit
-        self._streams: set[UpgradedStream] = set()
+        self.streams: set[UpgradedStream] = set()
+        """The upgraded connections that are open."""
         self._most_streams = streams
         self.closed = False
 
@@ -309,7 +310,7 @@ class ConnectionPool:
         """
         if self.closed:
             raise TransportError("this handle on the sandbox is closed")
-        if len(self._streams) >= self._most_streams:
+        if len(self.streams) >= self._most_streams:
             raise OverloadedError(f"all {self._most_streams} streams to the sandbox are in use")
         raw = await self._transport.connect()
         connection = Connection(raw, headers=[*self._headers, (b"Connection", b"Upgrade"), (b"Upgrade", b"orchard")])
@@ -319,8 +320,8 @@ class ConnectionPool:
                 refused = answer.status, await connection.read_all(answer, 64 << 10)
                 await raw.aclose()
                 return refused
-            stream = UpgradedStream(raw, answer, lambda: self._streams.discard(stream))
-            self._streams.add(stream)
+            stream = UpgradedStream(raw, answer, lambda: self.streams.discard(stream))
+            self.streams.add(stream)
         except BaseException:
             await raw.aclose()
             raise
@@ -334,10 +335,14 @@ class ConnectionPool:
         while self._idle:
             await self._idle.pop().aclose()
 
+    async def close_streams(self) -> None:
+        """Close the upgraded connections; who reads one gets a `TransportError`, or its end."""
+        for stream in list(self.streams):
+            await stream.aclose()
+
     async def aclose(self) -> None:
         """Close all; those in use close when they are given back."""
         self.closed = True
         await self.reset()
-        for stream in list(self._streams):
-            await stream.aclose()
+        await self.close_streams()
         await self._transport.aclose()

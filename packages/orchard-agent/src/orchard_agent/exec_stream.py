@@ -33,7 +33,7 @@ class AgentExecStream:
     async def _read(self) -> AsyncIterator[ExecChunk]:
         while True:
             try:
-                frame = await self._calls.attended(self._frames.next())
+                frame = await self._frames.next()
             except TransportError as error:
                 await self._calls.broken(error)
                 raise

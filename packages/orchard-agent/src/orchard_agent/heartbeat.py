@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 
 from orchard_api.errors import OrchardError
 
-_TOLERATED = 2
+TOLERATED = 2
+"""Failures in a row after which a sandbox counts as gone."""
 
 
 class Heartbeat:
@@ -34,14 +35,14 @@ class Heartbeat:
 
     async def _run(self) -> None:
         failures = 0
-        while failures < _TOLERATED:
+        while failures < TOLERATED:
             try:
                 async with asyncio.timeout(self._interval_s):
                     await self._ping()
                 failures = 0
             except (TimeoutError, OrchardError):
                 failures += 1
-                if failures >= _TOLERATED:
+                if failures >= TOLERATED:
                     break
             await asyncio.sleep(self._interval_s)
         self.failed = True

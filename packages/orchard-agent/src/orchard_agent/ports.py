@@ -23,7 +23,7 @@ _MOST_OPEN = 128
 
 
 class PortStream:
-    """A stream to a port inside. While something waits for it, the sandbox is asked for signs of life."""
+    """A stream to a port inside."""
 
     def __init__(self, calls: AgentCalls, stream: UpgradedStream) -> None:
         self._calls = calls
@@ -31,11 +31,17 @@ class PortStream:
 
     async def read(self, limit: int) -> bytes:
         """See `ByteStream`."""
-        return await self._calls.attended(self._stream.read(limit))
+        try:
+            return await self._stream.read(limit)
+        except TransportError as error:
+            raise self._calls.cause_of(error) from None
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         """See `ByteStream`."""
-        await self._calls.attended(self._stream.write(data))
+        try:
+            await self._stream.write(data)
+        except TransportError as error:
+            raise self._calls.cause_of(error) from None
 
     async def write_eof(self) -> None:
         """See `ByteStream`."""
@@ -69,7 +75,10 @@ class AgentReversePort:
         self._task = asyncio.create_task(self._serve())
 
     async def _next(self, kind: int, name: str, most: int) -> int:
-        frame = await self._calls.attended(self._frames.next())
+        try:
+            frame = await self._frames.next()
+        except TransportError as error:
+            raise self._calls.cause_of(error) from None
         row: Any = wire.decode_json(frame[1]) if frame is not None and frame[0] == kind else None
         number = row.get(name) if isinstance(row, dict) else None
         if not isinstance(number, int) or not 0 < number <= most:

@@ -17,8 +17,15 @@ _BYTES = 512 << 10
 
 async def copy(source: ByteStream, target: ByteStream) -> None:
     """Everything from one stream to the other, then the end of it."""
-    while data := await source.read(_BYTES):
-        await target.write(data)
+    into = getattr(source, "read_into", None)
+    if into is None:
+        while data := await source.read(_BYTES):
+            await target.write(data)
+    else:
+        # Fresh buffers of this size would cost as much as the copy.
+        buffer = memoryview(bytearray(_BYTES))
+        while size := await into(buffer):
+            await target.write(buffer[:size])
     await target.write_eof()
 
 

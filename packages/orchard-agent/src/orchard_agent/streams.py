@@ -31,6 +31,10 @@ class SocketStream:
         """See `ByteStream`."""
         return await self._do(asyncio.get_running_loop().sock_recv(self._socket, limit))
 
+    async def read_into(self, buffer: memoryview) -> int:
+        """Read into a buffer; 0 at the end."""
+        return await self._do(asyncio.get_running_loop().sock_recv_into(self._socket, buffer))
+
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         """See `ByteStream`."""
         await self._do(asyncio.get_running_loop().sock_sendall(self._socket, data))
@@ -95,6 +99,7 @@ class UnixTransport:
         while True:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
             try:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
                 connect_unix(connection, self._path)
             except BlockingIOError:
                 # The backlog is full: the agent is alive but behind.

@@ -45,7 +45,7 @@ class AgentPty:
         reader = frames.FrameReader(self._stream)
         try:
             while not self._over:
-                frame = await self._calls.attended(reader.next())
+                frame = await reader.next()
                 if frame is None:
                     raise TransportError("the agent closed a terminal before its result")
                 await self._took(*frame)
