@@ -9,19 +9,19 @@ import os
 import posixpath
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
-from orchard_agent.client import AgentSandbox
 from orchard_agent.local import records
 from orchard_agent.local.base_folder import BaseFolder, default_base
 from orchard_agent.local.binary import agent_binary, architecture
 from orchard_agent.local.box_folder import FRESH, make_box_folder, owner_of, remove_box
 from orchard_agent.local.config import LocalConfig
 from orchard_agent.local.control_groups import enter_group, make_group, own_group
+from orchard_agent.local.copying import copy_tree
 from orchard_agent.local.isolation import Enclosure, Isolation
 from orchard_agent.local.janitor import Janitor
 from orchard_agent.local.launch import LaunchedAgent, launch
@@ -37,6 +37,7 @@ from orchard_agent.local.root_folder import (
     RootFolder,
     make_root_folder,
 )
+from orchard_agent.local.sandbox import LocalSandbox
 from orchard_agent.local.selection import choose_isolation
 from orchard_agent.local.transport import LocalTransport
 from orchard_api.environment import Capabilities
@@ -51,6 +52,7 @@ from orchard_api.errors import (
 )
 from orchard_api.sandbox import SandboxInfo, SandboxSpec
 
+T = TypeVar("T")
 logger = logging.getLogger("orchard_agent.local")
 _KILL_S = 10.0
 _ASK_S = 5.0
@@ -73,7 +75,7 @@ class LocalEnvironment:
         self._owner = ""
         self.capabilities = Capabilities(
             networks=frozenset({"none", "full"}),
-            powers=frozenset({"StreamingExec", "Processes", "Pty", "Ports", "ReversePorts"}),
+            powers=frozenset({"StreamingExec", "Processes", "Pty", "Ports", "ReversePorts", "Fork"}),
             programs=True,
             isolation="bubblewrap or unshare; see `orchard doctor`",
         )
@@ -144,7 +146,7 @@ class LocalEnvironment:
     def _lock(self, sandbox_id: str) -> asyncio.Lock:
         return self._locks.setdefault(sandbox_id, asyncio.Lock())
 
-    async def create(self, spec: SandboxSpec, *, sandbox_id: str) -> AgentSandbox:
+    async def create(self, spec: SandboxSpec, *, sandbox_id: str) -> LocalSandbox:
         """See `Environment`."""
         base, isolation = self._ready()
         self._check(spec, isolation)
@@ -155,21 +157,55 @@ class LocalEnvironment:
                 return await self.attach(sandbox_id)
             if existing is not None:
                 await self._remove(sandbox_id, folder)
-            group = self._make_folder(sandbox_id, folder, isolation.uid)
-            try:
-                async with asyncio.timeout(spec.start_timeout_s):
-                    return await self._make(spec, sandbox_id, folder, isolation, group)
-            except BaseException as error:
-                await self._undo(sandbox_id, folder)
-                if isinstance(error, TimeoutError):
-                    raise StartTimeoutError(
-                        f"sandbox {sandbox_id} was not ready in {spec.start_timeout_s:g} s"
-                    ) from None
-                if isinstance(error, OSError):
-                    raise SandboxCreateError(f"sandbox {sandbox_id} could not be made: {error}") from error
-                if isinstance(error, (TransportError, SandboxGone)):
-                    raise SandboxCreateError(f"the agent of sandbox {sandbox_id} does not answer: {error}") from error
-                raise
+            return await self._start(spec, sandbox_id, folder, isolation, source=None)
+
+    async def _start(
+        self, spec: SandboxSpec, sandbox_id: str, folder: Path, isolation: Isolation, *, source: Path | None
+    ) -> LocalSandbox:
+        """Make a sandbox, with the files of another one's folder where one is given; nothing is left on failure."""
+        group = self._make_folder(sandbox_id, folder, isolation.uid)
+        try:
+            async with asyncio.timeout(spec.start_timeout_s):
+                if source is not None:
+                    await _to_the_end(asyncio.to_thread(_copy_files, source, folder))
+                return await self._make(spec, sandbox_id, folder, isolation, group)
+        except BaseException as error:
+            await self._undo(sandbox_id, folder)
+            if isinstance(error, TimeoutError):
+                raise StartTimeoutError(f"sandbox {sandbox_id} was not ready in {spec.start_timeout_s:g} s") from None
+            if isinstance(error, OSError):
+                raise SandboxCreateError(f"sandbox {sandbox_id} could not be made: {error}") from error
+            if isinstance(error, (TransportError, SandboxGone)):
+                raise SandboxCreateError(f"the agent of sandbox {sandbox_id} does not answer: {error}") from error
+            raise
+
+    async def _fork(self, source_id: str, sandbox_ids: Sequence[str]) -> Sequence[LocalSandbox]:
+        base, isolation = self._ready()
+        source = base.boxes / checked_id(source_id)
+        record = Record.read(source)
+        if record is None or not record.process.alive:
+            raise SandboxGone(f"sandbox {source_id} is gone: there is nothing to fork")
+        if len(set(sandbox_ids)) != len(sandbox_ids):
+            raise SandboxCreateError("the ids of forks must differ from each other")
+        spec = record.sandbox_spec()
+        self._check(spec, isolation)
+
+        async def one(sandbox_id: str) -> LocalSandbox:
+            async with self._lock(sandbox_id):
+                return await self._start(spec, sandbox_id, base.boxes / sandbox_id, isolation, source=source)
+
+        tasks = [asyncio.ensure_future(one(checked_id(sandbox_id))) for sandbox_id in sandbox_ids]
+        try:
+            return await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            made = await _to_the_end(asyncio.gather(*tasks, return_exceptions=True))
+            for sandbox in made:
+                if isinstance(sandbox, LocalSandbox):
+                    await sandbox.aclose()
+                    await self._undo(sandbox.sandbox_id, base.boxes / sandbox.sandbox_id)
+            raise
 
     def _check(self, spec: SandboxSpec, isolation: Isolation) -> None:
         problems = self.capabilities.missing(spec)
@@ -182,7 +218,7 @@ class LocalEnvironment:
 
     async def _make(
         self, spec: SandboxSpec, sandbox_id: str, folder: Path, isolation: Isolation, group: Path | None
-    ) -> AgentSandbox:
+    ) -> LocalSandbox:
         root = await self._root(network=spec.network.mode == "full")
         workdir, enclosure = self._enclosure(spec, folder, isolation, root)
         token = secrets.token_urlsafe(32)
@@ -202,6 +238,7 @@ class LocalEnvironment:
             workdir=workdir,
             isolation=isolation.mode,
             labels=dict(spec.labels),
+            spec=asdict(spec),
         )
         sandbox = self._handle(record, folder)
         try:
@@ -251,6 +288,9 @@ class LocalEnvironment:
             here = folder / WRITABLE[above]
             for part in Path(workdir).relative_to(above).parts:
                 here /= part
+                if here.is_dir():
+                    # A fork has it already.
+                    continue
                 here.mkdir()
                 if isolation.uid is not None:
                     os.chown(here, isolation.uid, isolation.uid)
@@ -274,10 +314,10 @@ class LocalEnvironment:
             "programs": None if spec.programs is None else [asdict(program) for program in spec.programs],
         }
 
-    def _handle(self, record: Record, folder: Path) -> AgentSandbox:
+    def _handle(self, record: Record, folder: Path) -> LocalSandbox:
         agent = self._mine.get(record.sandbox_id)
         transport = LocalTransport(folder / records.SOCKET, record=record, agent=agent)
-        return AgentSandbox(transport, token=record.token, info=record.info(folder))
+        return LocalSandbox(transport, token=record.token, info=record.info(folder), fork=self._fork)
 
     async def _undo(self, sandbox_id: str, folder: Path) -> None:
         """Leave nothing of a creation that failed or was cancelled, however often it is cancelled meanwhile."""
@@ -288,7 +328,7 @@ class LocalEnvironment:
         if (error := task.exception()) is not None:
             logger.warning("what is left of sandbox %s can't be removed: %s", sandbox_id, error)
 
-    async def attach(self, sandbox_id: str) -> AgentSandbox:
+    async def attach(self, sandbox_id: str) -> LocalSandbox:
         """See `Environment`."""
         base, _ = self._ready()
         folder = base.boxes / checked_id(sandbox_id)
@@ -358,6 +398,23 @@ class LocalEnvironment:
         self._base = None
         if failures := [str(result) for result in results if isinstance(result, BaseException)]:
             raise SandboxDeleteError("; ".join(failures))
+
+
+async def _to_the_end(step: Awaitable[T]) -> T:
+    """Wait for something that can't be stopped half-way, then be cancelled."""
+    task = asyncio.ensure_future(step)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(asyncio.wait([task]))
+        raise
+
+
+def _copy_files(source: Path, target: Path) -> None:
+    for name in WRITABLE.values():
+        copy_tree(source / name, target / name)
 
 
 def _enter(group: Path, pid: int) -> None:

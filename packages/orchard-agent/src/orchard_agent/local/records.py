@@ -12,15 +12,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from orchard_agent.local.processes import ProcessId
 from orchard_api.errors import SandboxCreateError
-from orchard_api.sandbox import SandboxInfo, SandboxState
+from orchard_api.sandbox import SandboxInfo, SandboxSpec, SandboxState
 
 RECORD = "record.json"
 FAILURE = "failure"
 SOCKET = "socket"
 LOG = "agent.log"
 _HALF_MADE_S = 120.0
+_SPEC = TypeAdapter(SandboxSpec)
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -44,6 +47,11 @@ class Record:
     workdir: str
     isolation: str
     labels: Mapping[str, str] = field(default_factory=dict)
+    spec: Mapping[str, Any] = field(default_factory=dict)
+
+    def sandbox_spec(self) -> SandboxSpec:
+        """What it was made from."""
+        return _SPEC.validate_python(self.spec)
 
     def write(self, folder: Path) -> None:
         """Write it in one step."""
