@@ -3,6 +3,7 @@ package main
 import (
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -223,7 +224,33 @@ func (e *executor) startOn(p *plan, files []uintptr, attributes *syscall.SysProc
 	}
 	attributes.Credential = p.account.credential
 	p.leaf.join(attributes)
+	if e.limited() {
+		// What can't be run is told by its start, which comes too late here.
+		if err := runnable(program, p.cwd); err != nil {
+			return 0, err
+		}
+	}
+	program, argv = e.limitedArgv(program, argv)
 	return syscall.ForkExec(program, argv, &syscall.ProcAttr{Dir: p.cwd, Env: p.env, Files: files, Sys: attributes})
+}
+
+// runnable tells of a program that is not there or can't be executed.
+func runnable(program, cwd string) error {
+	if !filepath.IsAbs(program) {
+		program = filepath.Join(cwd, program)
+	}
+	info, err := os.Stat(program)
+	if err != nil {
+		var errno syscall.Errno
+		if errors.As(err, &errno) {
+			return errno
+		}
+		return err
+	}
+	if info.IsDir() || info.Mode()&0o111 == 0 {
+		return syscall.EACCES
+	}
+	return nil
 }
 
 // lookUp finds a program as execvp does, on the PATH that the command itself gets.

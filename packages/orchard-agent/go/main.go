@@ -32,6 +32,8 @@ func main() {
 		err = encloseCommand(os.Args[2:])
 	case "enclosed":
 		err = enclosedCommand(os.Args[2:])
+	case "limited":
+		err = limitedCommand(os.Args[2:])
 	case "janitor":
 		err = janitorCommand(os.Args[2:])
 	case "version":

@@ -193,14 +193,28 @@ func identify(pid int, started uint64) (identity, bool) {
 	return identity{started, uint64(stat.Dev), stat.Ino, stat.Ctim}, true
 }
 
-// mayRun judges a process by its executable. One whose executable can't be seen may not run, unless it has ended.
+// mayRun judges a process by its executable. One whose executable can't be seen may not run, unless it has ended; one
+// that replaces its program meanwhile is judged by the new one.
 func (p *programs) mayRun(pid int, own []byte) bool {
-	folder := "/proc/" + strconv.Itoa(pid)
-	path, err := os.Readlink(folder + "/exe")
-	if err != nil {
-		one, there := readStat(pid, make([]byte, 4096))
-		return !there || !one.alive()
+	link := "/proc/" + strconv.Itoa(pid) + "/exe"
+	for range 8 {
+		path, err := os.Readlink(link)
+		if err != nil {
+			one, there := readStat(pid, make([]byte, 4096))
+			return !there || !one.alive()
+		}
+		if p.mayRunAs(pid, path, own) {
+			return true
+		}
+		if now, err := os.Readlink(link); err == nil && now == path {
+			return false
+		}
 	}
+	return false
+}
+
+func (p *programs) mayRunAs(pid int, path string, own []byte) bool {
+	folder := "/proc/" + strconv.Itoa(pid)
 	file, err := os.Open(folder + "/exe")
 	if err == nil {
 		defer file.Close()
@@ -211,7 +225,8 @@ func (p *programs) mayRun(pid int, own []byte) bool {
 	// A command that is just being started still shows the agent's program and arguments.
 	if mine, err := os.Readlink("/proc/self/exe"); err == nil && mine == path {
 		line, _ := os.ReadFile(folder + "/cmdline")
-		return bytes.Equal(line, own)
+		// One whose arguments aren't there yet is between two programs.
+		return len(line) == 0 || bytes.Equal(line, own) || bytes.HasPrefix(line, []byte(limitedName+"\x00limited\x00"))
 	}
 	return false
 }

@@ -100,30 +100,33 @@ func readNames(top *os.Root, folder string) ([]string, error) {
 	return file.Readdirnames(-1)
 }
 
-// readOwner reads a sandbox folder's file of that name: the tag of the client that made it, and its control group.
-func readOwner(folder string) (tag, group string) {
+// readOwner reads a sandbox folder's file of that name: the tag of the client that made it, and its control groups.
+func readOwner(folder string) (tag, groups string) {
 	text, _ := os.ReadFile(filepath.Join(folder, "owner"))
-	tag, group, _ = strings.Cut(string(text), "\n")
-	return tag, group
+	tag, groups, _ = strings.Cut(string(text), "\n")
+	return tag, groups
 }
 
-// removeGroup removes the control group that a sandbox's folder names, with its leaves.
+// removeGroup removes the control groups that a sandbox's folder names, with their leaves.
 func removeGroup(folder string) error {
-	_, group := readOwner(folder)
-	if group == "" {
-		return nil
-	}
-	os.WriteFile(filepath.Join(group, "cgroup.kill"), []byte("1"), 0)
-	entries, err := os.ReadDir(group)
-	if err != nil {
-		return nil
-	}
-	for _, entry := range entries {
-		if entry.IsDir() {
-			os.Remove(filepath.Join(group, entry.Name()))
+	_, groups := readOwner(folder)
+	var failed error
+	for _, group := range strings.Fields(groups) {
+		os.WriteFile(filepath.Join(group, "cgroup.kill"), []byte("1"), 0)
+		entries, err := os.ReadDir(group)
+		if err != nil {
+			continue
+		}
+		for _, entry := range entries {
+			if entry.IsDir() {
+				os.Remove(filepath.Join(group, entry.Name()))
+			}
+		}
+		if err := os.Remove(group); err != nil {
+			failed = err
 		}
 	}
-	return os.Remove(group)
+	return failed
 }
 
 // settleTime is how long launchers are looked for after their client's end: one may still be on its way.

@@ -32,6 +32,9 @@ type settings struct {
 	OpenFiles     uint64 `json:"open_files"`
 	// GroupFd is the folder of a cgroup v2 that the agent may write and will be in; 0: none was handed down.
 	GroupFd int `json:"group_fd"`
+	// AddressSpace and Processes are rlimits of every command, where there is no control group for them; 0: none.
+	AddressSpace uint64 `json:"address_space_bytes"`
+	Processes    uint64 `json:"processes"`
 	// Programs are what may run inside; null: everything.
 	Programs []allowedProgram `json:"programs"`
 

@@ -190,8 +190,7 @@ async def test_more_of_the_host_can_be_shown_read_only(
     [
         (SandboxSpec(image="python:3.12"), "image"),
         (SandboxSpec(network=NetworkRule(mode="allowlist", allow=("example.org",))), "allowlist"),
-        (SandboxSpec(resources=Resources(memory_mb=64)), "memory_mb"),
-        (SandboxSpec(resources=Resources(cpus=0.5)), "cpus"),
+        (SandboxSpec(resources=Resources(disk_mb=64)), "disk_mb"),
         (SandboxSpec(resources=Resources(gpus=1)), "GPU"),
         (SandboxSpec(architecture="riscv64"), "riscv64"),
         (SandboxSpec(user="root"), "root"),

@@ -74,5 +74,10 @@ def test_a_normal_user_has_the_same_sandboxes(base: Path, mode: str) -> None:
     assert (found["write"], found["net"], found["nested"]) == ("x\n", "1\n", 1)
     assert (found["closed"], found["timeout"], found["killed"]) == (0, True, 0)
     assert found["host_uid"] == uid
-    assert found["doctor"] == {"local: agent": True, "local: bubblewrap": True, "local: unshare": True}
+    assert found["doctor"] == {
+        "local: agent": True,
+        "local: limits": False,
+        "local: bubblewrap": True,
+        "local: unshare": True,
+    }
     assert not found["left"]

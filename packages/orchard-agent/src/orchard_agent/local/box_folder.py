@@ -1,9 +1,10 @@
-"""One sandbox's folder on the host: made in one go, and removed with its control group, whoever removes it."""
+"""One sandbox's folder on the host: made in one go, and removed with its control groups, whoever removes it."""
 
 from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from orchard_agent.local.control_groups import remove_group
@@ -12,17 +13,17 @@ from orchard_agent.local.removal import remove_tree
 from orchard_agent.local.root_folder import WRITABLE
 
 OWNER = "owner"
-"""Its first line is the tag of the client that made it, its second the sandbox's control group, or empty."""
+"""Its first line is the tag of the client that made it; the others are the sandbox's control groups."""
 
 
 FRESH = ".new-"
 """Prefix of a folder that is being made; the client's tag follows, so that it has an owner before it has a file."""
 
 
-def make_box_folder(folder: Path, *, owner: str, group: Path | None, uid: int | None) -> None:
+def make_box_folder(folder: Path, *, owner: str, groups: Sequence[Path], uid: int | None) -> None:
     """Make the folder and the writable ones in it; it appears complete, and nothing is left when that fails.
 
-    The group's name is in it before the group is made: whoever removes the folder knows of it.
+    The groups' names are in it before they are made: whoever removes the folder knows of it.
 
     Args:
         uid: host uid and gid of the sandbox when it isn't the client's own; it may pass through, nobody else.
@@ -34,7 +35,7 @@ def make_box_folder(folder: Path, *, owner: str, group: Path | None, uid: int | 
     fresh = folder.with_name(f"{FRESH}{owner}-{folder.name}")
     fresh.mkdir(mode=0o700)
     try:
-        (fresh / OWNER).write_text(f"{owner}\n{group or ''}")
+        (fresh / OWNER).write_text("\n".join([owner, *map(str, groups)]))
         for name in WRITABLE.values():
             (fresh / name).mkdir()
             if uid is not None:
@@ -56,12 +57,17 @@ def owner_of(folder: Path) -> str:
     return read_text(folder / OWNER).partition("\n")[0]
 
 
+def groups_of(folder: Path) -> list[Path]:
+    """The control groups that are, or will be, a sandbox's."""
+    return [Path(line) for line in read_text(folder / OWNER).splitlines()[1:] if line]
+
+
 def remove_box(folder: Path) -> None:
-    """Remove a sandbox's control group and its folder; what isn't there is fine.
+    """Remove a sandbox's control groups and its folder; what isn't there is fine.
 
     Raises:
         OSError: something could not be removed.
     """
-    if group := read_text(folder / OWNER).partition("\n")[2]:
-        remove_group(Path(group))
+    for group in groups_of(folder):
+        remove_group(group)
     remove_tree(folder)

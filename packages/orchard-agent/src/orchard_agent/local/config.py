@@ -30,6 +30,9 @@ class LocalConfig(PluginConfig):
     env: dict[str, str] = Field(default_factory=dict, description="environment of every command")
     file_size_mb: int | None = Field(default=None, ge=1, description="largest file a process may write (rlimit)")
     open_files: int | None = Field(default=None, ge=64, description="descriptors a process may hold (rlimit)")
+    limits: Literal["auto", "cgroups", "rlimits"] = Field(
+        default="auto", description="how memory, processes and cpus are limited: `auto` takes cgroups where it can"
+    )
     shm_mb: int = Field(default=64, ge=1, description="size of /dev/shm")
 
     @field_validator("read_only")

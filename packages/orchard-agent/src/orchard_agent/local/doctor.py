@@ -10,6 +10,7 @@ from pathlib import Path
 from orchard_agent.local.binary import agent_binary, architecture
 from orchard_agent.local.config import DEFAULT_UID
 from orchard_agent.local.isolation import Isolation
+from orchard_agent.local.limits import find_limits
 from orchard_agent.local.root_folder import make_root_folder
 from orchard_agent.local.selection import fix, try_mode
 from orchard_api.errors import InfraError
@@ -27,6 +28,7 @@ def checks() -> list[DoctorCheck]:
     uid = DEFAULT_UID if os.geteuid() == 0 else None
     if uid is not None:
         found.append(_uid_check(uid))
+    found.append(_limits_check())
     return found + _isolation_checks(agent, uid)
 
 
@@ -40,6 +42,18 @@ def _uid_check(uid: int) -> DoctorCheck:
         ok=False,
         detail=f"sandboxes run as uid {uid}, which is {name}'s",
         fix="set uid = ... under [environment] to one that nobody has",
+        required=False,
+    )
+
+
+def _limits_check() -> DoctorCheck:
+    limits = find_limits("auto")
+    assert limits is not None
+    return DoctorCheck(
+        name="local: limits",
+        ok=limits.version > 0,
+        detail=limits.text,
+        fix="" if limits.version else "run as root where /sys/fs/cgroup can be written, for limits of whole sandboxes",
         required=False,
     )
 

@@ -9,7 +9,7 @@ import os
 import posixpath
 import secrets
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -18,13 +18,14 @@ from typing import Any, TypeVar
 from orchard_agent.local import records
 from orchard_agent.local.base_folder import BaseFolder, default_base
 from orchard_agent.local.binary import agent_binary, architecture
-from orchard_agent.local.box_folder import FRESH, make_box_folder, owner_of, remove_box
+from orchard_agent.local.box_folder import FRESH, groups_of, make_box_folder, owner_of, remove_box
 from orchard_agent.local.config import LocalConfig
 from orchard_agent.local.control_groups import enter_group, make_group, own_group
 from orchard_agent.local.copying import copy_tree
 from orchard_agent.local.isolation import Enclosure, Isolation
 from orchard_agent.local.janitor import Janitor
 from orchard_agent.local.launch import LaunchedAgent, launch
+from orchard_agent.local.limits import Limits, find_limits, make_groups
 from orchard_agent.local.processes import ProcessId, kill_and_wait
 from orchard_agent.local.records import Record, checked_id
 from orchard_agent.local.root_folder import (
@@ -72,6 +73,7 @@ class LocalEnvironment:
         self._locks: dict[str, asyncio.Lock] = {}
         self._janitor: Janitor | None = None
         self._groups: Path | None = None
+        self._limits = Limits(version=0)
         self._owner = ""
         self.capabilities = Capabilities(
             networks=frozenset({"none", "full"}),
@@ -88,6 +90,13 @@ class LocalEnvironment:
         uid = self._config.uid if os.geteuid() == 0 else None
         self._base = BaseFolder(self._config.base or default_base(), group=uid)
         try:
+            limits = await asyncio.to_thread(find_limits, self._config.limits)
+            if limits is None:
+                raise InfraError(
+                    'limits = "cgroups" was chosen, and no control group can be made here',
+                    hint='set limits = "auto" under [environment], or run as root with a writable /sys/fs/cgroup',
+                )
+            self._limits = limits
             root = await self._root(network=False)
             self._isolation = await asyncio.to_thread(choose_isolation, self._config, uid=uid, root=root)
         except BaseException:
@@ -95,7 +104,10 @@ class LocalEnvironment:
             self._base = None
             raise
         self.capabilities = replace(
-            self.capabilities, architectures=frozenset({architecture()}), isolation=self._isolation.text
+            self.capabilities,
+            architectures=frozenset({architecture()}),
+            limits=self._limits.enforced,
+            isolation=self._isolation.text,
         )
         if self._isolation.mode == "none":
             logger.warning("local sandboxes are NOT isolated (allow_unisolated): %s", self._isolation.text)
@@ -163,12 +175,18 @@ class LocalEnvironment:
         self, spec: SandboxSpec, sandbox_id: str, folder: Path, isolation: Isolation, *, source: Path | None
     ) -> LocalSandbox:
         """Make a sandbox, with the files of another one's folder where one is given; nothing is left on failure."""
-        group = self._make_folder(sandbox_id, folder, isolation.uid)
+        name = f"orchard-{secrets.token_hex(8)}"
+        limits = self._limits.groups(spec.resources, name)
+        group = self._groups / name if self._groups is not None and isolation.uid is not None else None
+        if group in limits:
+            # A group of version 2 with limits is the one of its commands' leaves as well.
+            group = None
+        self._make_folder(sandbox_id, folder, isolation.uid, [*([group] if group else []), *limits])
         try:
             async with asyncio.timeout(spec.start_timeout_s):
                 if source is not None:
-                    await _to_the_end(asyncio.to_thread(_copy_files, source, folder))
-                return await self._make(spec, sandbox_id, folder, isolation, group)
+                    await _to_the_end(lambda: asyncio.to_thread(_copy_files, source, folder))
+                return await self._make(spec, sandbox_id, folder, isolation, group, limits)
         except BaseException as error:
             await self._undo(sandbox_id, folder)
             if isinstance(error, TimeoutError):
@@ -200,7 +218,7 @@ class LocalEnvironment:
         except BaseException:
             for task in tasks:
                 task.cancel()
-            made = await _to_the_end(asyncio.gather(*tasks, return_exceptions=True))
+            made = await _to_the_end(lambda: asyncio.gather(*tasks, return_exceptions=True))
             for sandbox in made:
                 if isinstance(sandbox, LocalSandbox):
                     await sandbox.aclose()
@@ -217,7 +235,13 @@ class LocalEnvironment:
             raise CapabilityError("the local backend can't give " + "; nor ".join(problems))
 
     async def _make(
-        self, spec: SandboxSpec, sandbox_id: str, folder: Path, isolation: Isolation, group: Path | None
+        self,
+        spec: SandboxSpec,
+        sandbox_id: str,
+        folder: Path,
+        isolation: Isolation,
+        group: Path | None,
+        limits: Mapping[Path, Mapping[str, str]],
     ) -> LocalSandbox:
         root = await self._root(network=spec.network.mode == "full")
         workdir, enclosure = self._enclosure(spec, folder, isolation, root)
@@ -226,6 +250,7 @@ class LocalEnvironment:
         settings = self._settings(spec, workdir, token, isolation)
         if group is not None and isolation.uid is not None:
             make_group(group, uid=isolation.uid)
+        make_groups(limits)
         agent = await launch(folder, argv, settings, timeout_s=spec.start_timeout_s, group=group)
         self._mine[sandbox_id] = agent
         record = Record(
@@ -242,24 +267,23 @@ class LocalEnvironment:
         )
         sandbox = self._handle(record, folder)
         try:
-            if group is None:
+            if group is None and not limits:
                 await sandbox.wait_ready()
             else:
                 # The kernel takes milliseconds of waiting to move a process.
-                await asyncio.gather(asyncio.to_thread(_enter, group, agent.process.pid), sandbox.wait_ready())
+                await asyncio.gather(
+                    _to_the_end(lambda: asyncio.to_thread(_enter, group, limits, agent.process.pid)),
+                    sandbox.wait_ready(),
+                )
             record.write(folder)
         except BaseException:
             await sandbox.aclose()
             raise
         return sandbox
 
-    def _make_folder(self, sandbox_id: str, folder: Path, uid: int | None) -> Path | None:
-        """Make its folder; returns its control group, which is still to be made, where it can have one."""
-        group = None
-        if self._groups is not None and uid is not None:
-            group = self._groups / f"orchard-{secrets.token_hex(8)}"
+    def _make_folder(self, sandbox_id: str, folder: Path, uid: int | None, groups: Sequence[Path]) -> None:
         try:
-            make_box_folder(folder, owner=self._owner, group=group, uid=uid)
+            make_box_folder(folder, owner=self._owner, groups=groups, uid=uid)
         except FileExistsError:
             raise SandboxCreateError(
                 f"sandbox {sandbox_id} is being made by another process, or its creation never ended",
@@ -267,7 +291,6 @@ class LocalEnvironment:
             ) from None
         except OSError as error:
             raise SandboxCreateError(f"sandbox {sandbox_id} could not be made: {error}") from error
-        return group
 
     def _enclosure(
         self, spec: SandboxSpec, folder: Path, isolation: Isolation, root: RootFolder
@@ -311,13 +334,20 @@ class LocalEnvironment:
             "ignore_term": isolation.mode != "none",
             "file_size_bytes": (self._config.file_size_mb or 0) << 20,
             "open_files": self._config.open_files or 0,
+            **self._limits.rlimits(spec.resources),
             "programs": None if spec.programs is None else [asdict(program) for program in spec.programs],
         }
 
     def _handle(self, record: Record, folder: Path) -> LocalSandbox:
         agent = self._mine.get(record.sandbox_id)
         transport = LocalTransport(folder / records.SOCKET, record=record, agent=agent)
-        return LocalSandbox(transport, token=record.token, info=record.info(folder), fork=self._fork)
+        return LocalSandbox(
+            transport,
+            token=record.token,
+            info=record.info(folder),
+            fork=self._fork,
+            memory_group=_memory_group(record, folder),
+        )
 
     async def _undo(self, sandbox_id: str, folder: Path) -> None:
         """Leave nothing of a creation that failed or was cancelled, however often it is cancelled meanwhile."""
@@ -400,9 +430,9 @@ class LocalEnvironment:
             raise SandboxDeleteError("; ".join(failures))
 
 
-async def _to_the_end(step: Awaitable[T]) -> T:
+async def _to_the_end(step: Callable[[], Awaitable[T]]) -> T:
     """Wait for something that can't be stopped half-way, then be cancelled."""
-    task = asyncio.ensure_future(step)
+    task = asyncio.ensure_future(step())
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
@@ -417,7 +447,19 @@ def _copy_files(source: Path, target: Path) -> None:
         copy_tree(source / name, target / name)
 
 
-def _enter(group: Path, pid: int) -> None:
+def _memory_group(record: Record, folder: Path) -> Path | None:
+    """The control group that says whether memory ran out; None without a limit on it."""
+    if record.sandbox_spec().resources.memory_mb is None:
+        return None
+    files = ("memory.oom_control", "memory.events")
+    return next((group for group in groups_of(folder) if any((group / name).is_file() for name in files)), None)
+
+
+def _enter(group: Path | None, limits: Mapping[Path, Mapping[str, str]], pid: int) -> None:
+    for limiting in limits:
+        enter_group(limiting, pid)
+    if group is None:
+        return
     try:
         enter_group(group, pid)
     except OSError as error:
