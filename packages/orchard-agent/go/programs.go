@@ -25,6 +25,8 @@ const (
 	programsInterval = 20 * time.Millisecond
 	// digestsKept bounds the contents whose hashes are remembered.
 	digestsKept = 1024
+	// hiddenTicks is for how many looks a process may be unseen.
+	hiddenTicks = 5
 )
 
 var errNotAllowed = errors.New("it is not among the programs that may run in this sandbox")
@@ -146,6 +148,8 @@ func (p *programs) watch(ownsNamespace bool) {
 	all := ownsNamespace || self == 1
 	// A process that has passed stays so until it replaces its program, which changes its executable's identity.
 	passed := map[int]identity{}
+	// How often a process's executable could not be seen, in a row.
+	hidden := map[int]int{}
 	for range time.Tick(programsInterval) {
 		found, err := scan(nil)
 		if err != nil {
@@ -159,12 +163,18 @@ func (p *programs) watch(ownsNamespace bool) {
 				delete(passed, pid)
 			}
 		}
+		next := map[int]int{}
 		for pid, started := range members {
 			now, ok := identify(pid, started)
 			if ok && passed[pid] == now {
 				continue
 			}
-			if !p.mayRun(pid, own) {
+			allowed, seen := p.mayRun(pid, own)
+			if !seen && hidden[pid] < hiddenTicks {
+				next[pid] = hidden[pid] + 1
+				continue
+			}
+			if !allowed {
 				delete(passed, pid)
 				if syscall.Kill(pid, syscall.SIGKILL) == nil {
 					p.killed.Add(1)
@@ -175,6 +185,7 @@ func (p *programs) watch(ownsNamespace bool) {
 				passed[pid] = now
 			}
 		}
+		hidden = next
 	}
 }
 
@@ -193,24 +204,25 @@ func identify(pid int, started uint64) (identity, bool) {
 	return identity{started, uint64(stat.Dev), stat.Ino, stat.Ctim}, true
 }
 
-// mayRun judges a process by its executable. One whose executable can't be seen may not run, unless it has ended; one
-// that replaces its program meanwhile is judged by the new one.
-func (p *programs) mayRun(pid int, own []byte) bool {
+// mayRun judges a process by its executable; one that replaces its program meanwhile is judged by the new one. A
+// process that was just forked can't be seen, for it still has the agent's memory; one that hides stays unseen.
+func (p *programs) mayRun(pid int, own []byte) (allowed, seen bool) {
 	link := "/proc/" + strconv.Itoa(pid) + "/exe"
 	for range 8 {
 		path, err := os.Readlink(link)
 		if err != nil {
 			one, there := readStat(pid, make([]byte, 4096))
-			return !there || !one.alive()
+			ended := !there || !one.alive()
+			return ended, ended
 		}
 		if p.mayRunAs(pid, path, own) {
-			return true
+			return true, true
 		}
 		if now, err := os.Readlink(link); err == nil && now == path {
-			return false
+			return false, true
 		}
 	}
-	return false
+	return false, true
 }
 
 func (p *programs) mayRunAs(pid int, path string, own []byte) bool {

@@ -60,3 +60,14 @@ async def test_without_a_list_everything_runs(environment: LocalEnvironment) -> 
     assert (await box.exec(["sleep", "0"])).exit_code == 0
     assert (await box.status()).details["killed_programs"] == 0
     await box.aclose()
+
+
+async def test_a_program_that_hides_is_killed(environment: LocalEnvironment) -> None:
+    python = str(Path("/usr/bin/python3").resolve())
+    spec = SandboxSpec(programs=(AllowedProgram(path=SHELL), AllowedProgram(path=python)))
+    box = await environment.create(spec, sandbox_id="hidden")
+    hide = "import ctypes, time; ctypes.CDLL(None).prctl(4, 0); time.sleep(20)"
+    result = await box.exec(["/usr/bin/python3", "-c", hide], timeout_s=15)
+    assert result.signal == 9
+    assert not result.timed_out
+    await box.aclose()
