@@ -426,6 +426,7 @@ class LocalEnvironment:
             self._janitor = None
         self._base.close()
         self._base = None
+        self._roots.clear()
         if failures := [str(result) for result in results if isinstance(result, BaseException)]:
             raise SandboxDeleteError("; ".join(failures))
 
