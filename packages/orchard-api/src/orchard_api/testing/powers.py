@@ -279,6 +279,26 @@ class PtySuite(BackendChecks):
         await session.aclose()
 
 
+_BOMB = """
+import os, time
+n = 0
+try:
+    while n < 400:
+        if os.fork() == 0:
+            time.sleep(2)
+            os._exit(0)
+        n += 1
+except OSError:
+    pass
+print(n)
+"""
+_SPIN = """
+import time
+end = time.monotonic() + 2
+while time.monotonic() < end:
+    pass
+print(time.process_time())
+"""
 _SERVER = """
 import hashlib, socket, sys
 listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
@@ -304,7 +324,7 @@ async def _listen(box: Any, port: int) -> None:
     await box.exec(f"python3 server.py {port} >/dev/null 2>&1 &")
 
     async def listening() -> bool:
-        return (await box.exec("test -e listening")).exit_code == 0
+        return bool((await box.exec("test -e listening")).ok)
 
     await eventually(listening, within_s=_WAIT_S, what="a server inside")
 
@@ -387,8 +407,7 @@ class PortsSuite(BackendChecks):
         """Where something inside listens already."""
         await _listen(box, 8703)
         with pytest.raises(SandboxRequestError):
-            port = await box.serve_port(8703, host="127.0.0.1", target_port=9)
-            await port.aclose()
+            await box.serve_port(8703, host="127.0.0.1", target_port=9)
 
 
 class ForkSuite(BackendChecks):
@@ -472,8 +491,7 @@ class RestraintsSuite(BackendChecks):
     async def check_processes_are_limited(self, subject: Subject) -> None:
         """A program that forks on and on is stopped."""
         box = await subject.create(replace(subject.spec, resources=Resources(pids=40)))
-        bomb = "import os, time\nn = 0\ntry:\n while n < 400:\n  if os.fork() == 0:\n   time.sleep(2); os._exit(0)\n  n += 1\nexcept OSError:\n pass\nprint(n)"  # noqa: E501
-        made = int((await box.exec(["python3", "-c", bomb])).stdout)
+        made = int((await box.exec(["python3", "-c", _BOMB])).stdout)
         assert made < 200
         await box.kill_processes()
 
@@ -481,7 +499,4 @@ class RestraintsSuite(BackendChecks):
     async def check_cpus_are_limited(self, subject: Subject) -> None:
         """A program that spins gets its share and no more."""
         box = await subject.create(replace(subject.spec, resources=Resources(cpus=0.2)))
-        spin = (
-            "import time\nend = time.monotonic() + 2\nwhile time.monotonic() < end:\n pass\nprint(time.process_time())"
-        )
-        assert float((await box.exec(["python3", "-c", spin])).stdout) < 1.2
+        assert float((await box.exec(["python3", "-c", _SPIN])).stdout) < 1.2
