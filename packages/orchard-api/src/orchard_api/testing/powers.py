@@ -44,7 +44,7 @@ async def _ends(box: Any, marker: str) -> None:
     async def ended() -> bool:
         return not await alive(box, marker)
 
-    await eventually(ended, within_s=10, what=f"the end of {marker}")
+    await eventually(ended, within_s=6, what=f"the end of {marker}")
 
 
 async def _starts(box: Any, marker: str) -> None:
@@ -89,7 +89,7 @@ class StreamingExecSuite(BackendChecks):
             same, before = bool(now) and now == before, now
             return same
 
-        await eventually(held, within_s=30, what="a command that waits for its reader")
+        await eventually(held, within_s=15, what="a command that waits for its reader")
         assert int(before) * 65536 < 64 << 20
         await stream.aclose()
 
