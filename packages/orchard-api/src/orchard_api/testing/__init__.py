@@ -14,6 +14,8 @@ Example: every check of a backend, in a file of its tests.
 from orchard_api.testing.backend import BackendChecks, Subject
 from orchard_api.testing.environment import EnvironmentSuite
 from orchard_api.testing.files import FilesSuite
+from orchard_api.testing.harness import HarnessSuite
+from orchard_api.testing.plugin import PluginSuite
 from orchard_api.testing.powers import (
     ForkSuite,
     PortsSuite,
@@ -22,8 +24,10 @@ from orchard_api.testing.powers import (
     RestraintsSuite,
     StreamingExecSuite,
 )
+from orchard_api.testing.reward import RewardSuite
 from orchard_api.testing.sandbox import SandboxSuite
 from orchard_api.testing.suite import Needs, Override, Suite, checks_of, needs
+from orchard_api.testing.trainer import TrainerSuite
 
 __all__ = [
     "BackendChecks",
@@ -31,16 +35,20 @@ __all__ = [
     "EnvironmentSuite",
     "FilesSuite",
     "ForkSuite",
+    "HarnessSuite",
     "Needs",
     "Override",
+    "PluginSuite",
     "PortsSuite",
     "ProcessesSuite",
     "PtySuite",
     "RestraintsSuite",
+    "RewardSuite",
     "SandboxSuite",
     "StreamingExecSuite",
     "Subject",
     "Suite",
+    "TrainerSuite",
     "checks_of",
     "needs",
 ]

@@ -95,7 +95,8 @@ class Suite:
             return
         names = checks_of(cls)
         for name in names:
-            for attribute in (f"check_{name}", f"test_{name}"):
+            inherited = any(f"check_{name}" in vars(base) for base in cls.__mro__[1:])
+            for attribute in (f"test_{name}", *([f"check_{name}"] if inherited else [])):
                 if attribute in vars(cls):
                     raise TypeError(f"{cls.__name__} may not replace {attribute}: add an Override with the reason")
         for name, override in cls.overrides.items():
